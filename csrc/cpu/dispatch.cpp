@@ -1,0 +1,87 @@
+// Chooses the instruction set once, at the first call.
+#include <cstdlib>
+#include <cstring>
+
+#include "ops.h"
+
+namespace specdec::cpu {
+
+namespace {
+
+enum class Isa { kPortable, kAvx2, kAvx512 };
+
+Isa widest() {
+#ifdef SPECDEC_X86
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return Isa::kAvx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    return Isa::kAvx2;
+  }
+#endif
+  return Isa::kPortable;
+}
+
+Isa choose() {
+  const Isa have = widest();
+  const char* asked = std::getenv("SPECDEC_CPU_ISA");
+  if (asked == nullptr) return have;
+  if (std::strcmp(asked, "portable") == 0) return Isa::kPortable;
+  if (std::strcmp(asked, "avx2") == 0 && have != Isa::kPortable) return Isa::kAvx2;
+  return have;
+}
+
+Isa current() {
+  static const Isa isa = choose();
+  return isa;
+}
+
+}  // namespace
+
+const char* isa_name() {
+  switch (current()) {
+    case Isa::kAvx512:
+      return "avx512";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kPortable:
+      break;
+  }
+  return "portable";
+}
+
+#ifdef SPECDEC_X86
+#define SPECDEC_CPU_OP(op, Params) \
+  namespace avx512 {               \
+  Status op(const Params& p);      \
+  }                                \
+  namespace avx2 {                 \
+  Status op(const Params& p);      \
+  }                                \
+  namespace portable {             \
+  Status op(const Params& p);      \
+  }                                \
+  Status op(const Params& p) {     \
+    switch (current()) {           \
+      case Isa::kAvx512:           \
+        return avx512::op(p);      \
+      case Isa::kAvx2:             \
+        return avx2::op(p);        \
+      case Isa::kPortable:         \
+        break;                     \
+    }                              \
+    return portable::op(p);        \
+  }
+#else
+#define SPECDEC_CPU_OP(op, Params) \
+  namespace portable {             \
+  Status op(const Params& p);      \
+  }                                \
+  Status op(const Params& p) { return portable::op(p); }
+#endif
+
+SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
+
+}  // namespace specdec::cpu

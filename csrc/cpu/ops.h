@@ -1,0 +1,18 @@
+// Entry points of the CPU backend. Each one picks the widest instruction set that this machine has.
+#pragma once
+
+#include "specdec/params.h"
+
+namespace specdec::cpu {
+
+Status conv_verify(const ConvVerifyParams& p);
+Status conv_commit(const ConvCommitParams& p);
+Status verify(const VerifyParams& p);
+Status commit(const CommitParams& p);
+Status prefill(const PrefillParams& p);
+
+// "avx512", "avx2" or "portable": what the entry points run here. SPECDEC_CPU_ISA=avx2|portable in the
+// environment asks for a narrower one (the tests use it to run every build on one machine).
+const char* isa_name();
+
+}  // namespace specdec::cpu

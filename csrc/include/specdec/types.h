@@ -1,0 +1,31 @@
+// Vocabulary shared by every backend: element types, recurrence choices, status codes. No torch, no CUDA.
+#pragma once
+
+#include <cstdint>
+
+namespace specdec {
+
+enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
+
+// The recurrence S_i = gate(S_p) + update(k_i, v_i, beta_i) is chosen by two independent parts.
+enum class Gate : int32_t { kNone, kHead, kChannel };  // decay: none, one per value head, one per key channel
+enum class Update : int32_t { kAdditive, kDelta };     // write v, or beta (v - S k)
+
+enum class Strategy : int32_t { kSerial, kHybrid, kSolve, kExact, kAuto };
+
+// How a commit computes: token by token with the decode step's own operations, or as one small matrix
+// product.
+enum class CommitMode : int32_t { kExact, kFast };
+
+enum class Activation : int32_t { kNone, kSilu };
+
+enum class Status : int32_t {
+  kOk = 0,
+  kUnsupported,      // a shape, dtype or strategy that this backend has no kernel for
+  kInvalidArgument,  // a parameter struct that contradicts itself
+};
+
+constexpr int kMaxSerialNodes = 64;  // N of serial and hybrid verification, prefix included
+constexpr int kMaxSolveNodes = 256;  // N of the masked solve
+
+}  // namespace specdec

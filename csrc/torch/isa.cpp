@@ -1,0 +1,6 @@
+// One C symbol for `specdec info`: the instruction set that the CPU kernels run with on this machine.
+#include "../cpu/ops.h"
+
+extern "C" __attribute__((visibility("default"))) const char* specdec_cpu_isa() {
+  return specdec::cpu::isa_name();
+}

@@ -1,0 +1,93 @@
+// Turns tensors into parameter structs. Checks here are the ones that protect memory; they name the argument,
+// what was given and what is wanted. The Python wrappers raise them as ValueError.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "specdec/params.h"
+
+namespace specdec::binding {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+inline std::string shape_string(const Tensor& t) {
+  std::string s = "[";
+  for (int64_t i = 0; i < t.dim(); ++i) s += (i ? ", " : "") + std::to_string(t.size(i));
+  return s + "]";
+}
+
+// -1 in `want` accepts any size.
+inline void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> want,
+                        const char* dims) {
+  bool ok = t.dim() == static_cast<int64_t>(want.size());
+  int64_t i = 0;
+  for (int64_t size : want) {
+    if (!ok) break;
+    ok = size < 0 || t.size(i) == size;
+    ++i;
+  }
+  if (ok) return;
+  std::string wanted;
+  for (int64_t size : want)
+    wanted += (wanted.empty() ? "" : ", ") + (size < 0 ? std::string("any") : std::to_string(size));
+  STD_TORCH_CHECK(false, name, ": got shape ", shape_string(t), ", want ", dims, " = [", wanted, "]");
+}
+
+inline DType float_dtype(const Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      STD_TORCH_CHECK(false, name, ": got dtype ", torch::headeronly::toString(t.scalar_type()),
+                      ", want float32, bfloat16 or float16");
+  }
+}
+
+inline void check_dtype(const Tensor& t, const char* name, ScalarType want) {
+  STD_TORCH_CHECK(t.scalar_type() == want, name, ": got dtype ", torch::headeronly::toString(t.scalar_type()),
+                  ", want ", torch::headeronly::toString(want));
+}
+
+inline void check_last_contiguous(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.dim() == 0 || t.size(t.dim() - 1) <= 1 || t.stride(t.dim() - 1) == 1, name,
+                  ": the last dimension has stride ", t.stride(t.dim() - 1), ", want 1 (call .contiguous())");
+}
+
+inline void check_contiguous(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.is_contiguous(), name,
+                  ": got a non-contiguous tensor, want contiguous (call .contiguous())");
+}
+
+// An optional contiguous int32 tensor of the given shape; null where absent.
+inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
+                                    std::initializer_list<int64_t> want, const char* dims) {
+  if (!t.has_value()) return nullptr;
+  check_dtype(*t, name, ScalarType::Int);
+  check_shape(*t, name, want, dims);
+  check_contiguous(*t, name);
+  return static_cast<const int32_t*>(t->const_data_ptr());
+}
+
+// slots [B] must lie inside the pool and must not repeat: two rows writing one slot would corrupt it.
+void check_slots(const int32_t* slots, int64_t B, int64_t pool);
+
+inline void check_status(Status status, const char* op) {
+  STD_TORCH_CHECK(status == Status::kOk, op,
+                  status == Status::kUnsupported ? ": no kernel for these sizes" : ": invalid parameters");
+}
+
+}  // namespace specdec::binding

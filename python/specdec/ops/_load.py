@@ -1,0 +1,31 @@
+"""Loads the operator library, once, when `specdec.ops` is imported."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+LIBRARY = Path(__file__).resolve().parent.parent / "_lib" / "libspecdec_cpu.so"
+
+
+def load() -> None:
+    """Registers the `specdec` operators with torch.
+
+    Raises:
+        ImportError: the library was not built; the message says how to build it.
+    """
+    if not LIBRARY.exists():
+        raise ImportError(
+            f"{LIBRARY.name} is not built: run `make build` in the repository, "
+            "or `pip install --no-build-isolation .`"
+        )
+    torch.ops.load_library(str(LIBRARY))
+
+
+def cpu_isa() -> str:
+    """The instruction set of the CPU kernels on this machine: "avx512", "avx2" or "portable"."""
+    function = ctypes.CDLL(str(LIBRARY)).specdec_cpu_isa
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
