@@ -1,0 +1,44 @@
+"""Makes sure that the running interpreter's environment has a torch that specdec can use.
+
+A torch that is already there is kept, with or without CUDA. Otherwise the CPU build is installed: from the index that pip
+is configured with if that serves one, else from the index that PyTorch publishes its CPU builds on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+WANTED = "2.13.0"
+OLDEST = (2, 11)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def installed() -> str | None:
+    """The version of torch in this environment, or None."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def main() -> int:
+    """Returns the exit status."""
+    have = installed()
+    if have is not None:
+        major, minor = (int(part) for part in have.split(".")[:2])
+        if (major, minor) < OLDEST:
+            print(f"torch {have} is too old: specdec needs {OLDEST[0]}.{OLDEST[1]} or newer", file=sys.stderr)
+            return 1
+        return 0
+    pip = [sys.executable, "-m", "pip", "install", "-q"]
+    for source in (["--index-url", CPU_INDEX, f"torch=={WANTED}"], [f"torch=={WANTED}"]):
+        if subprocess.run([*pip, *source], stderr=subprocess.DEVNULL).returncode == 0:
+            return 0
+    print(f"could not install torch {WANTED}; install torch >= 2.11 into this environment yourself", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
