@@ -1,7 +1,7 @@
 """Makes sure that the running interpreter's environment has a torch that specdec can use.
 
-A torch that is already there is kept, with or without CUDA. Otherwise the CPU build is installed: from the index that pip
-is configured with if that serves one, else from the index that PyTorch publishes its CPU builds on.
+A torch that is already there is kept, with or without CUDA. Otherwise the CPU build is asked for by its local version, which the
+indexes that carry one serve, and then the plain version, which is a CPU build on macOS and Windows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 WANTED = "2.13.0"
 OLDEST = (2, 11)
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def installed() -> str | None:
@@ -32,9 +31,9 @@ def main() -> int:
             print(f"torch {have} is too old: specdec needs {OLDEST[0]}.{OLDEST[1]} or newer", file=sys.stderr)
             return 1
         return 0
-    pip = [sys.executable, "-m", "pip", "install", "-q"]
-    for source in (["--index-url", CPU_INDEX, f"torch=={WANTED}"], [f"torch=={WANTED}"]):
-        if subprocess.run([*pip, *source], stderr=subprocess.DEVNULL).returncode == 0:
+    for wanted in (f"torch=={WANTED}+cpu", f"torch=={WANTED}"):
+        pip = [sys.executable, "-m", "pip", "install", "-q", wanted]
+        if subprocess.run(pip, stderr=subprocess.DEVNULL).returncode == 0:
             return 0
     print(f"could not install torch {WANTED}; install torch >= 2.11 into this environment yourself", file=sys.stderr)
     return 1
