@@ -76,14 +76,14 @@ class _Layer:
 
     def _mix(self, x: Tensor, recurrent: Tensor, window: Tensor) -> Tensor:
         c = self.config
-        qkv, a, b, *gate = F.linear(x, self.in_proj).split(self.splits, dim=-1)
+        qkv, a, b, *gate = torch.split(F.linear(x, self.in_proj), self.splits, dim=-1)
         if self.conv_weight is not None:
             rows = torch.cat([window, qkv], dim=1)  # [B, W-1+T, C]
             window.copy_(rows[:, rows.shape[1] - window.shape[1] :])
             qkv = (rows.unfold(1, c.conv_size, 1) * self.conv_weight).sum(-1)  # [B, T, C]
             if self.conv_bias is not None:
                 qkv = qkv + self.conv_bias
-        q, k, v = F.silu(qkv).split([c.key_dim, c.key_dim, c.value_dim], dim=-1)
+        q, k, v = torch.split(F.silu(qkv), [c.key_dim, c.key_dim, c.value_dim], dim=-1)
         q = _l2_norm(q.unflatten(-1, (c.num_heads, c.head_k_dim))) * c.head_k_dim**-0.5
         k = _l2_norm(k.unflatten(-1, (c.num_heads, c.head_k_dim)))
         v = v.unflatten(-1, (c.num_v_heads, c.head_v_dim))
