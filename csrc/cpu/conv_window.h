@@ -3,19 +3,11 @@
 
 #include <algorithm>
 
+#include "path.h"
 #include "simd.h"
 #include "specdec/params.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
-
-inline int64_t path_length(const PathView& path, int64_t b) {
-  const int64_t length = path.lengths != nullptr ? path.lengths[b] : path.max_length;
-  return std::clamp<int64_t>(length, 0, path.max_length);
-}
-
-inline int64_t path_node(const PathView& path, int64_t b, int64_t i) {
-  return path.path != nullptr ? path.path[b * path.max_length + i] : i;
-}
 
 // window [W-1, C] <- the last W-1 of (old window, accepted inputs of row b), oldest first.
 template <typename X, typename S>

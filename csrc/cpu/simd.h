@@ -12,7 +12,11 @@
 #include "specdec/types.h"
 
 #if defined(__AVX512F__) || defined(__AVX2__)
+// GCC 12 takes _mm512_undefined_ps inside its own header for a mistake of ours (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #ifndef SPECDEC_ISA
