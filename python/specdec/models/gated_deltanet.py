@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec import ops
 from specdec.cache import DecodingCache, LayerFactors, LayerSpec, Round, Steps
-from specdec.models.checkpoint import load_checkpoint
+from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
 
 
@@ -25,7 +25,7 @@ class _Layer:
 
     mixer_norm: Tensor
     projections: ops.PackedWeight  # q, k, v, output gate, a, b along the output dimension
-    conv_weight: Tensor | None  # [C, W] over the channels of q, k, v
+    conv_weight: Tensor  # [C, W] over the channels of q, k, v
     conv_bias: Tensor | None
     A_log: Tensor
     dt_bias: Tensor
@@ -66,8 +66,8 @@ class GatedDeltaNetForCausalLM:
             config.num_v_heads,
             config.head_v_dim,
             config.head_k_dim,
-            conv_channels=2 * config.key_dim + config.value_dim if config.use_short_conv else 0,
-            conv_width=config.conv_size,
+            conv_channels=config.conv_dim,
+            conv_width=config.conv_size if config.use_short_conv else 1,
         )
 
     @classmethod
@@ -79,8 +79,8 @@ class GatedDeltaNetForCausalLM:
         Raises:
             ValueError: the configuration or a tensor is not what the format says; the message names it.
         """
-        config, weights = load_checkpoint(path)
-        return cls(config, weights, dtype=dtype)
+        config = load_config(path)
+        return cls(config, load_weights(path, config, dtype=dtype), dtype=dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -115,19 +115,17 @@ class GatedDeltaNetForCausalLM:
         x = self._embeddings[tokens]  # [B, T, D]
         for i, layer in enumerate(self._layers):
             mixed, gate, a, b = self._project(layer, x)
-            window = cache.conv[i]
-            if window is not None:
-                raw = mixed
-                mixed = ops.conv_verify(
-                    raw,
-                    _given(layer.conv_weight),
-                    layer.conv_bias,
-                    conv_state=window,
-                    slots=slot_tensor,
-                    lengths=length_tensor,
-                )
-                ops.conv_commit(window, raw, None, length_tensor, slots=slot_tensor)
-            q, k, v = self._heads(mixed)
+            window = _given(cache.conv[i])
+            activated = ops.conv_verify(
+                mixed,
+                layer.conv_weight,
+                layer.conv_bias,
+                conv_state=window,
+                slots=slot_tensor,
+                lengths=length_tensor,
+            )
+            ops.conv_commit(window, mixed, None, length_tensor, slots=slot_tensor)
+            q, k, v = self._heads(activated)
             g, beta = ops.gated_delta_gates(a, b, layer.A_log, layer.dt_bias, self.config.allow_neg_eigval)
             o = ops.prefill(
                 q,
@@ -162,22 +160,18 @@ class GatedDeltaNetForCausalLM:
         factors = []
         for i, layer in enumerate(self._layers):
             mixed, gate, a, b = self._project(layer, x)
-            raw = None
-            window = cache.conv[i]
-            if window is not None:
-                raw = mixed
-                mixed = ops.conv_verify(
-                    raw,
-                    _given(layer.conv_weight),
-                    layer.conv_bias,
-                    conv_state=window,
-                    slots=slots,
-                    parents=parents,
-                    lengths=lengths,
-                    pending=None if pending is None else pending.conv(i),
-                    prefix=None if prefix is None else prefix.conv(i),
-                )
-            q, k, v = self._heads(mixed)
+            activated = ops.conv_verify(
+                mixed,
+                layer.conv_weight,
+                layer.conv_bias,
+                conv_state=_given(cache.conv[i]),
+                slots=slots,
+                parents=parents,
+                lengths=lengths,
+                pending=None if pending is None else pending.conv(i),
+                prefix=None if prefix is None else prefix.conv(i),
+            )
+            q, k, v = self._heads(activated)
             g, beta = ops.gated_delta_gates(a, b, layer.A_log, layer.dt_bias, self.config.allow_neg_eigval)
             o, recurrent = ops.verify(
                 q,
@@ -195,7 +189,7 @@ class GatedDeltaNetForCausalLM:
                 qk_l2norm=True,
                 strategy="exact",
             )
-            factors.append(LayerFactors(recurrent, raw))
+            factors.append(LayerFactors(recurrent, mixed))
             x = self._finish(layer, x, o, gate)
         return self._logits(x), Round(tuple(factors), slots, parents)
 
@@ -209,7 +203,7 @@ class GatedDeltaNetForCausalLM:
         """All input projections: (q k v) [B, N, C], gate [B, N, HV, DV] or None, a and b [B, N, HV]."""
         c = self.config
         y = ops.linear(ops.rms_norm(x, layer.mixer_norm, c.norm_eps), layer.projections)
-        channels = 2 * c.key_dim + c.value_dim
+        channels = c.conv_dim
         gate = None
         if c.use_gate:
             gate = y[..., channels : channels + c.value_dim].unflatten(-1, (c.num_v_heads, c.head_v_dim))
@@ -247,12 +241,13 @@ class GatedDeltaNetForCausalLM:
             return weights[f"{prefix}.{name}"]
 
         projections = [get(f"attn.{n}_proj.weight") for n in (*"qkv", *(["g"] if c.use_gate else []), *"ab")]
-        conv_weight = conv_bias = None
+        # Without a short convolution q, k, v still pass SiLU: a convolution of one tap that is 1.
+        conv_weight, conv_bias = torch.ones(c.conv_dim, 1), None
         if c.use_short_conv:
             taps = torch.cat([get(f"attn.{n}_conv1d.weight") for n in "qkv"])  # [C, 1, W]
             conv_weight = taps.squeeze(1).float().contiguous()
-            if f"{prefix}.attn.q_conv1d.bias" in weights:
-                conv_bias = torch.cat([get(f"attn.{n}_conv1d.bias") for n in "qkv"]).float().contiguous()
+        if c.conv_bias:
+            conv_bias = torch.cat([get(f"attn.{n}_conv1d.bias") for n in "qkv"]).float().contiguous()
         return _Layer(
             mixer_norm=get("attn_norm.weight").float(),
             projections=ops.pack_weight(torch.cat(projections)),
@@ -269,7 +264,7 @@ class GatedDeltaNetForCausalLM:
 
 
 def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "a convolution window without convolution weights"
+    assert tensor is not None, "a cache that was made for another model"
     return tensor
 
 
