@@ -40,7 +40,7 @@ def sampled_texts(
     seeds: np.ndarray,
     ahead: int = 8,
 ) -> np.ndarray:
-    """The first `length` tokens of a sequence for each seed: int [N, length]; drafts have < `ahead` tokens."""
+    """The first `length` tokens for each seed: int [N, length]; drafts have fewer than `ahead` tokens."""
     positions = np.arange(len(prompt) + length + ahead)
     streams = {s: uniform_grid(seeds[:, None], positions, s).tolist() for s in Stream}
     texts = np.empty((len(seeds), length), int)
