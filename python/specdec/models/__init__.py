@@ -1,0 +1,1 @@
+"""Models: configuration, checkpoints, tokenizer, and the implementations that run them."""
