@@ -83,5 +83,6 @@ const char* isa_name() {
 #endif
 
 SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
+SPECDEC_CPU_OP(conv_verify, ConvVerifyParams)
 
 }  // namespace specdec::cpu
