@@ -1,91 +1,14 @@
-// Bindings of the recurrences: verify, verify_deferred, commit, prefill.
-#include <cmath>
+// Bindings of the recurrences: verify, verify_deferred, commit.
 #include <tuple>
 
 #include "../cpu/ops.h"
-#include "views.h"
+#include "recurrence_args.h"
 
 namespace specdec::binding {
 
 namespace {
 
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, factors k, u, g
-
-void check_widths(int64_t DK, int64_t DV) {
-  STD_TORCH_CHECK(DK == 32 || DK == 64 || DK == 96 || DK == 128 || DK == 192 || DK == 256, "k: got DK = ", DK,
-                  ", want 32, 64, 96, 128, 192 or 256");
-  STD_TORCH_CHECK(DV >= 32 && DV <= 512 && DV % 32 == 0, "v: got DV = ", DV,
-                  ", want a multiple of 32 up to 512");
-}
-
-void check_heads(int64_t HK, int64_t HV) {
-  STD_TORCH_CHECK(HK >= 1 && HV >= 1 && HV % HK == 0, "v: got ", HV, " value heads, want a multiple of the ",
-                  HK, " key heads");
-}
-
-Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
-
-// g [B, N, HV] or [B, N, HV, DK]; `name` is the argument's.
-Gate gate_of(const OptionalTensor& g, const char* name, int64_t B, int64_t N, int64_t HV, int64_t DK) {
-  if (!g.has_value()) return Gate::kNone;
-  check_dtype(*g, name, ScalarType::Float);
-  if (g->dim() == 4) {
-    check_shape(*g, name, {B, N, HV, DK}, "[B, N, HV, DK]");
-    return Gate::kChannel;
-  }
-  check_shape(*g, name, {B, N, HV}, "[B, N, HV]");
-  return Gate::kHead;
-}
-
-// q, k, v, g and beta of `verify` and `prefill`; `tokens` is N or T.
-template <typename Params>
-void fill_tokens(Params& p, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
-                 const OptionalTensor& beta, std::optional<double> scale, bool qk_l2norm) {
-  check_shape(q, "q", {-1, -1, -1, -1}, "[B, N, HK, DK]");
-  const int64_t B = q.size(0), N = q.size(1), HK = q.size(2), DK = q.size(3);
-  check_shape(k, "k", {B, N, HK, DK}, "the shape of q");
-  check_shape(v, "v", {B, N, -1, -1}, "[B, N, HV, DV]");
-  const int64_t HV = v.size(2), DV = v.size(3);
-  check_heads(HK, HV);
-  check_widths(DK, DV);
-  p.dtype = float_dtype(q, "q");
-  check_dtype(k, "k", q.scalar_type());
-  check_dtype(v, "v", q.scalar_type());
-  check_last_contiguous(q, "q");
-  check_last_contiguous(k, "k");
-  check_last_contiguous(v, "v");
-  p.rec = {
-      gate_of(g, "g", B, N, HV, DK), beta.has_value() ? Update::kDelta : Update::kAdditive, HK, HV, DK, DV};
-  p.q = q.const_data_ptr();
-  p.k = k.const_data_ptr();
-  p.v = v.const_data_ptr();
-  p.q_stride = strides_of(q);
-  p.k_stride = strides_of(k);
-  p.v_stride = strides_of(v);
-  if (g.has_value()) {
-    check_last_contiguous(*g, "g");
-    p.g = static_cast<const float*>(g->const_data_ptr());
-    p.g_stride = strides_of(*g);
-  }
-  if (beta.has_value()) {
-    check_dtype(*beta, "beta", ScalarType::Float);
-    check_shape(*beta, "beta", {B, N, HV}, "[B, N, HV]");
-    check_last_contiguous(*beta, "beta");
-    p.beta = static_cast<const float*>(beta->const_data_ptr());
-    p.beta_stride = strides_of(*beta);
-  }
-  p.scale = static_cast<float>(scale.has_value() ? *scale : 1.0 / std::sqrt(static_cast<double>(DK)));
-  p.qk_l2norm = qk_l2norm;
-}
-
-StateView state_view(const Tensor& state, const Recurrence& rec, Access access) {
-  STD_TORCH_CHECK(state.scalar_type() == ScalarType::Float || state.scalar_type() == ScalarType::BFloat16,
-                  "state: got dtype ", torch::headeronly::toString(state.scalar_type()),
-                  ", want float32 or bfloat16");
-  check_shape(state, "state", {-1, rec.HV, rec.DV, rec.DK}, "[S, HV, DV, DK]");
-  check_pool(state, "state", access);
-  return {pool_data(state, access), float_dtype(state, "state"), state.size(0), state.stride(0)};
-}
 
 // Names of one group of factors in error messages.
 struct FactorNames {
@@ -220,46 +143,6 @@ void commit(const Tensor& state, const Tensor& k, const Tensor& u, const Optiona
   check_status(cpu::commit(p), "commit");
 }
 
-// cu_seqlens int32 [sequences + 1]: starts at 0, ascends, ends at the last token.
-const int32_t* sequence_ends(const Tensor& cu_seqlens, int64_t tokens) {
-  check_dtype(cu_seqlens, "cu_seqlens", ScalarType::Int);
-  check_shape(cu_seqlens, "cu_seqlens", {-1}, "[B + 1]");
-  check_contiguous(cu_seqlens, "cu_seqlens");
-  const int64_t entries = cu_seqlens.size(0);
-  STD_TORCH_CHECK(entries >= 1, "cu_seqlens: got no entries, want B + 1");
-  const int32_t* ends = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
-  STD_TORCH_CHECK(ends[0] == 0 && ends[entries - 1] == tokens, "cu_seqlens: got ", ends[0], " to ",
-                  ends[entries - 1], ", want 0 to the ", tokens, " tokens of q");
-  for (int64_t i = 1; i < entries; ++i) {
-    STD_TORCH_CHECK(ends[i] >= ends[i - 1], "cu_seqlens: entry ", i, " is ", ends[i], " after ", ends[i - 1],
-                    ", want ascending entries");
-  }
-  return ends;
-}
-
-Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
-               const OptionalTensor& beta, const Tensor& state, const OptionalTensor& slots,
-               const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, std::optional<double> scale,
-               bool qk_l2norm) {
-  PrefillParams p;
-  fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);
-  p.B = q.size(0);
-  p.T = q.size(1);
-  if (cu_seqlens.has_value()) {
-    STD_TORCH_CHECK(!lengths.has_value(), "lengths: got both lengths and cu_seqlens, want one");
-    STD_TORCH_CHECK(p.B == 1, "q: got ", p.B, " rows with cu_seqlens, want packed sequences in one row");
-    p.cu_seqlens = sequence_ends(*cu_seqlens, p.T);
-    p.B = cu_seqlens->size(0) - 1;
-  }
-  p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
-  p.state = state_view(state, p.rec, Access::kWrite);
-  p.slots = rows_view(slots, p.B, p.state.slots, "state").slots;
-  Tensor out = new_contiguous({v.size(0), p.T, p.rec.HV, p.rec.DV}, aoti_dtype(v));
-  p.out = out.mutable_data_ptr();
-  check_status(cpu::prefill(p), "prefill");
-  return out;
-}
-
 }  // namespace
 
 }  // namespace specdec::binding
@@ -268,5 +151,4 @@ STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("verify", TORCH_BOX(&specdec::binding::verify));
   m.impl("verify_deferred", TORCH_BOX(&specdec::binding::verify_deferred));
   m.impl("commit", TORCH_BOX(&specdec::binding::commit));
-  m.impl("prefill", TORCH_BOX(&specdec::binding::prefill));
 }

@@ -83,8 +83,8 @@ inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
   return static_cast<const int32_t*>(t->const_data_ptr());
 }
 
-// A fresh contiguous CPU tensor. The C call beneath stable::empty, which goes through the dispatcher and costs
-// several times as much: `verify` makes four outputs a call.
+// A fresh contiguous CPU tensor. The C call beneath stable::empty, which goes through the dispatcher and
+// costs several times as much: `verify` makes four outputs a call.
 inline Tensor new_contiguous(std::initializer_list<int64_t> sizes, int32_t aoti_dtype) {
   int64_t strides[8];
   int64_t stride = 1;
@@ -93,7 +93,9 @@ inline Tensor new_contiguous(std::initializer_list<int64_t> sizes, int32_t aoti_
     stride *= std::max<int64_t>(sizes.begin()[d], 1);
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, aoti_dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(),
+                                                         strides, aoti_dtype, aoti_torch_device_type_cpu(), 0,
+                                                         &handle));
   return Tensor(handle);
 }
 
