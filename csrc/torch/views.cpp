@@ -21,7 +21,7 @@ void check_distinct(const int32_t* slots, int64_t B) {
 
 Rows rows_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name) {
   Rows rows{B, int32_or_null(slots, "slots", {B}, "[B]")};
-  if (rows.slots == nullptr) {
+  if (!slots.has_value()) {
     STD_TORCH_CHECK(B == pool, "slots: got None with ", B, " rows and ", pool, " slots in ", pool_name,
                     ", want one slot a row (pass slots)");
     return rows;
