@@ -151,7 +151,8 @@ def test_memory_is_linear(kind: str) -> None:
         text = [min(int(draw.paretovariate(0.6)), 30_000) for _ in range(n)]
     # At most 2n states of 16 bytes, 3n transitions of 16 and, half full after a doubling, 4 * 3n slots of 4;
     # a vector's capacity is at most twice its size. A row of 150k entries a state would be thousands of times
-    # that. und = 2 * (2 * 16 + 3 * 16 + 4) + 4 * 3 * 4
+    # that.
+    bound = 2 * (2 * 16 + 3 * 16 + 4) + 4 * 3 * 4
     automaton = automaton_of(text, 32)
     assert automaton.memory() < bound * n + 4096
     half = automaton_of(text[: n // 2], 32)
