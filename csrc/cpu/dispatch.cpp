@@ -82,6 +82,8 @@ const char* isa_name() {
   Status op(const Params& p) { return portable::op(p); }
 #endif
 
+SPECDEC_CPU_OP(commit, CommitParams)
 SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
+SPECDEC_CPU_OP(verify, VerifyParams)
 
 }  // namespace specdec::cpu
