@@ -282,7 +282,15 @@ class Loop:
         limit = min(limit, MAX_NODES - 1)
         requests = [
             # The round emits one token more than it accepts, so the last allowed token needs no draft.
-            DraftRequest(s.slot, limit if s.remaining > 1 else 0, min(limit, s.remaining - 1), s.request.sampling)
+            DraftRequest(
+                s.slot,
+                limit if s.remaining > 1 else 0,
+                min(limit, s.remaining - 1),
+                s.request.sampling,
+                s.result.seed,
+                s.position,
+                s.result.tokens,
+            )
             for s in active
         ]
         start = perf_counter()
