@@ -83,5 +83,9 @@ const char* isa_name() {
 #endif
 
 SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
+SPECDEC_CPU_OP(linear, LinearParams)
+SPECDEC_CPU_OP(rms_norm, RmsNormParams)
+SPECDEC_CPU_OP(swiglu, SwigluParams)
+SPECDEC_CPU_OP(gated_delta_gates, GatesParams)
 
 }  // namespace specdec::cpu

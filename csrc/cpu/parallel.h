@@ -10,6 +10,15 @@
 
 namespace specdec::cpu {
 
+// Threads that parallel_for would use for `work`, see there.
+static inline int64_t max_threads(int64_t work) {
+#ifdef _OPENMP
+  if (work >= 32768 && !omp_in_parallel()) return omp_get_max_threads();
+#endif
+  (void)work;
+  return 1;
+}
+
 // Runs f(i) for i in [0, n), each i once, in any order. `work` is a rough count of multiply-adds in all:
 // below a few ten thousand a second thread costs more than it brings.
 template <typename F>

@@ -1,0 +1,33 @@
+#include "scratch.h"
+
+#include <cstdlib>
+#include <new>
+
+namespace specdec::cpu {
+
+namespace {
+
+constexpr size_t kLine = 64;
+
+struct Buffer {
+  float* data = nullptr;
+  size_t count = 0;
+  ~Buffer() { std::free(data); }
+};
+
+thread_local Buffer buffer;
+
+}  // namespace
+
+float* thread_scratch(size_t count) {
+  if (count > buffer.count) {
+    std::free(buffer.data);
+    const size_t bytes = (count * sizeof(float) + kLine - 1) / kLine * kLine;
+    buffer.data = static_cast<float*>(std::aligned_alloc(kLine, bytes));
+    buffer.count = buffer.data != nullptr ? bytes / sizeof(float) : 0;
+    if (buffer.data == nullptr) throw std::bad_alloc();
+  }
+  return buffer.data;
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,11 @@
+// Working memory of a thread: allocated at the first call that needs it, kept and reused.
+#pragma once
+
+#include <cstddef>
+
+namespace specdec::cpu {
+
+// At least `count` floats, aligned to a cache line, contents undefined; valid until this thread's next call.
+float* thread_scratch(size_t count);
+
+}  // namespace specdec::cpu

@@ -1,0 +1,15 @@
+"""Turns the argument checks of the operator library into ValueError."""
+
+from __future__ import annotations
+
+import re
+
+# STD_TORCH_CHECK raises RuntimeError("function, path/csrc/torch/file.cpp:line, message").
+_CHECK = re.compile(r"^[^\n]*?csrc/torch/\w+\.(?:cpp|h):\d+, ", re.DOTALL)
+
+
+def argument_error(error: RuntimeError) -> Exception:
+    """The ValueError for a failed argument check, without its place in the source; any other error unchanged."""
+    text = str(error)
+    found = _CHECK.match(text)
+    return error if found is None else ValueError(text[found.end() :])
