@@ -1,8 +1,9 @@
 """Dense ops that treat each row alike: matrix product, norm, SwiGLU and the gates of a Gated DeltaNet.
 
-A library matrix product rounds one row differently when it is called with nine, so verification could flip a near-tie
-that decoding does not. Here a row's result has the same bits for any number of rows, any position among them and any
-number of threads: every sum runs in one order that its length alone fixes. Arithmetic is float32 throughout.
+A library matrix product rounds one row differently when it is called with nine, so verification could flip a
+near-tie that decoding does not. Here a row's result has the same bits for any number of rows, any position among
+them and any number of threads: every sum runs in one order that its length alone fixes. Arithmetic is float32
+throughout.
 
 Below each op stands its reference twin: plain PyTorch in float64, the same arguments.
 """
@@ -54,9 +55,9 @@ class PackedWeight:
     """A weight `[out, in]` laid out for `linear`; made by `pack_weight`.
 
     Attributes:
-        data: float32 or bfloat16. float32 is `[panels, in, 32]`: input k of the 32 outputs of a panel lies in one run.
-            bfloat16 is `[panels, in, 16, 2]`: outputs j and j + 16 share a 32-bit word. Outputs beyond `out_features`
-            are zero.
+        data: float32 or bfloat16. float32 is `[panels, in, 32]`: input k of the 32 outputs of a panel lies in one
+            run. bfloat16 is `[panels, in, 16, 2]`: outputs j and j + 16 share a 32-bit word. Outputs beyond
+            `out_features` are zero.
         bias: float32 `[out]`, or None.
         in_features: inputs.
         out_features: outputs.
@@ -98,10 +99,10 @@ def pack_weight(
     """Lays a weight out for `linear`, once, at load time.
 
     Args:
-        weight: `[out, in]` in float32, bfloat16 or float16; or several with the same `in`, which are stacked along
-            `out`: one product then makes all their outputs.
-        dtype: what is stored, float32 or bfloat16. None takes bfloat16 where that loses nothing (each value is a
-            bfloat16), float32 otherwise. bfloat16 rounds the weight where it must and halves the memory traffic.
+        weight: `[out, in]` in float32, bfloat16 or float16; or several with the same `in`, which are stacked
+            along `out`: one product then makes all their outputs.
+        dtype: what is stored, float32 or bfloat16. None takes bfloat16 where that loses nothing (each value is
+            a bfloat16), float32 otherwise. bfloat16 rounds where it must and halves the memory traffic.
         bias: `[out]` (of all weights together), kept in float32.
 
     Returns:
@@ -116,7 +117,8 @@ def pack_weight(
             shapes = [list(w.shape) for w in weights]
             raise ValueError(f"weight: got shapes {shapes}, want [out, in], neither 0, with one `in`")
         if w.dtype not in (torch.float32, torch.bfloat16, torch.float16) or w.device.type != "cpu":
-            raise ValueError(f"weight: got {w.dtype} on {w.device}, want float32, bfloat16 or float16 on the CPU")
+            got = f"{w.dtype} on {w.device}"
+            raise ValueError(f"weight: got {got}, want float32, bfloat16 or float16 on the CPU")
     if not weights:
         raise ValueError("weight: got an empty list, want at least one weight")
     if dtype not in (None, torch.float32, torch.bfloat16):
@@ -133,7 +135,7 @@ def pack_weight(
     padded[:out_features] = dense
     data = padded.view(panels, _PANEL, in_features).transpose(1, 2)  # [panels, in, 32]
     if dtype == torch.bfloat16:
-        data = data.bfloat16().unflatten(2, (2, _PANEL // 2)).transpose(2, 3)  # [panels, in, 16, 2]
+        data = data.bfloat16().reshape(panels, in_features, 2, _PANEL // 2).transpose(2, 3)  # [panels, in, 16, 2]
     kept = None if bias is None else bias.detach().to(torch.float32, copy=True).contiguous()
     return PackedWeight(data.contiguous(), kept, in_features, out_features)
 
@@ -142,12 +144,12 @@ def linear(x: Tensor, weight: PackedWeight) -> Tensor:
     """`x W^T + bias`, row by row the same bits whatever the rest of the call.
 
     Args:
-        x: `[..., in]` float32, bfloat16 or float16; any strides (a copy is made only where the leading dimensions do
-            not reduce to two).
+        x: `[..., in]` float32, bfloat16 or float16; any strides (a copy is made only where the leading dimensions
+            do not reduce to two, or the last is not contiguous).
         weight: of `pack_weight`.
 
     Returns:
-        `[..., out]` in x's dtype. Products and sums are float32, k = 0, 1, 2, ... in turn; the bias comes last.
+        `[..., out]` in x's dtype. Sums are float32 over the inputs in turn; the bias comes last.
 
     Raises:
         ValueError: x has another last dimension than the weight, or another dtype than those above.
@@ -235,8 +237,8 @@ def gated_delta_gates(
         neg_eigval: doubles beta, so that transition matrices may have negative eigenvalues.
 
     Returns:
-        `g = -exp(A_log) * softplus(a + dt_bias)`, the log of the decay (0 or less), and `beta = sigmoid(b)`: both
-        float32 `[..., HV]`, contiguous.
+        `g = -exp(A_log) * softplus(a + dt_bias)`, the log of the decay (0 or less), and `beta = sigmoid(b)`:
+        both float32 `[..., HV]`, contiguous.
 
     Raises:
         ValueError: an argument has the wrong dtype or shape.
