@@ -321,13 +321,15 @@ class GatedDeltaNetConfig:
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
     """The JSON object in `path`. Raises ValueError where it is missing, malformed or over `max_bytes`."""
     try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise ValueError(f"{path}: {size} bytes, wanted at most {max_bytes}")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    if len(raw) > max_bytes:
+        raise ValueError(f"{path}: too large, wanted at most {max_bytes} bytes")
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({type(error).__name__})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: holds a JSON {type(value).__name__}, wanted an object")

@@ -84,9 +84,9 @@ class _Layer:
             if self.conv_bias is not None:
                 qkv = qkv + self.conv_bias
         q, k, v = torch.split(F.silu(qkv), [c.key_dim, c.key_dim, c.value_dim], dim=-1)
-        q = _l2_norm(q.unflatten(-1, (c.num_heads, c.head_k_dim))) * c.head_k_dim**-0.5
-        k = _l2_norm(k.unflatten(-1, (c.num_heads, c.head_k_dim)))
-        v = v.unflatten(-1, (c.num_v_heads, c.head_v_dim))
+        q = _l2_norm(_heads(q, c.num_heads)) * c.head_k_dim**-0.5
+        k = _l2_norm(_heads(k, c.num_heads))
+        v = _heads(v, c.num_v_heads)
         group = c.num_v_heads // c.num_heads
         if group > 1:
             q, k = q.repeat_interleave(group, dim=2), k.repeat_interleave(group, dim=2)  # [B, T, HV, DK]
@@ -95,8 +95,13 @@ class _Layer:
         out = _recur(q, k, v, decay, beta, recurrent)  # [B, T, HV, DV]
         out = _rms_norm(out, self.head_norm, c.norm_eps)
         if gate:
-            out = out * F.silu(gate[0].unflatten(-1, (c.num_v_heads, c.head_v_dim)))
+            out = out * F.silu(_heads(gate[0], c.num_v_heads))
         return F.linear(out.flatten(-2), self.out_proj)
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """`[B, T, heads * D]` -> `[B, T, heads, D]`."""
+    return x.reshape(*x.shape[:-1], heads, -1)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -74,6 +74,10 @@ class Tokenizer:
         """A decoder for tokens that arrive one at a time."""
         return StreamDecoder(self)
 
+    def is_special(self, token: int) -> bool:
+        """True for a token that marks structure and has no text."""
+        return token in self._special
+
     def token_bytes(self, token: int) -> bytes | None:
         """The bytes of `token`, empty for a special one; None where the tokenizer is not byte-level."""
         if not self._byte_level:
@@ -115,6 +119,7 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._window: list[int] = []
+        self._context = 0  # tokens at the window's start that were shown already
         self._emitted = 0  # characters of the window's text that were returned already
 
     def push(self, token: int) -> str:
@@ -122,15 +127,19 @@ class StreamDecoder:
         piece = self._tokenizer.token_bytes(token)
         if piece is not None:
             return self._utf8.decode(piece)
+        if self._tokenizer.is_special(token):
+            return ""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         # U+FFFD at the end may be the first bytes of a character whose rest is still to come.
-        clean = not text.endswith("\ufffd") or len(self._window) >= self._MAX_WINDOW
+        clean = not text.endswith("\ufffd") or len(self._window) - self._context >= self._MAX_WINDOW
         stable = len(text) if clean else len(text.rstrip("\ufffd"))
         new = text[self._emitted : stable]
         if clean and new:
-            # The last token stays as context: decoders strip or add a space at the start of a text.
-            self._window = [token]
+            # The tokens of this piece stay as context, because decoders strip or add a space at the
+            # start of a text. They begin where a character does: half of one would spoil its neighbours.
+            self._window = self._window[self._context :]
+            self._context = len(self._window)
             self._emitted = len(self._tokenizer.decode(self._window))
         else:
             self._emitted = max(self._emitted, stable)
@@ -140,7 +149,7 @@ class StreamDecoder:
         """What was held back at the end of the sequence: U+FFFD for a character that never became whole."""
         if self._window:
             text = self._tokenizer.decode(self._window)[self._emitted :]
-            self._window, self._emitted = [], 0
+            self._window, self._context, self._emitted = [], 0, 0
             return text
         return self._utf8.decode(b"", final=True)
 

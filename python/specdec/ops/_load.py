@@ -21,7 +21,7 @@ def load() -> None:
             f"{LIBRARY.name} is not built: run `make build` in the repository, "
             "or `pip install --no-build-isolation .`"
         )
-    torch.ops.load_library(str(LIBRARY))
+    torch.ops.load_library(str(LIBRARY))  # type: ignore[no-untyped-call]
 
 
 def cpu_isa() -> str:

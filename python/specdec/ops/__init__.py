@@ -1,0 +1,25 @@
+"""Operators of the recurrences and of the short convolution.
+
+Importing this package loads the operator library and registers the namespace `specdec` with torch. The raw
+operators are `torch.ops.specdec.*`; `specdec.ops.reference` has the same functions in plain PyTorch and
+float64.
+"""
+
+from specdec.ops._load import cpu_isa
+from specdec.ops.convolution import conv_commit, conv_verify
+from specdec.ops.recurrence import commit, prefill, verify
+from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
+
+__all__ = [
+    "ConvPending",
+    "ConvPrefix",
+    "Factors",
+    "Pending",
+    "Prefix",
+    "commit",
+    "conv_commit",
+    "conv_verify",
+    "cpu_isa",
+    "prefill",
+    "verify",
+]

@@ -1,0 +1,197 @@
+"""Verification, commits and prefill of the linear recurrences: thin wrappers, all argument checks are in C++.
+
+Letters: B rows, N new nodes, HK key heads, HV value heads (HV % HK == 0, value head h reads key head
+h // (HV / HK)), DK key width in {32, 64, 96, 128, 192, 256}, DV value width (a multiple of 32 up to 512), S
+slots. The recurrence follows from what is given: `g` None, per head or per key channel, and `beta` None
+(additive) or given (delta rule).
+
+    S_i = a_i S_p + u_i k_i^T    u_i = beta_i (v_i - a_i S_p k_i)  (additive: v_i)    o_i = S_i q_i
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.ops import _fakes  # noqa: F401  loads the library, declares the operators' fakes
+from specdec.ops._errors import argument_error
+from specdec.ops.types import Factors, Pending, Prefix
+
+# Bound once: the attribute walk torch.ops.specdec.<op>.default costs more than the checks of a call.
+_verify = torch.ops.specdec.verify.default
+_verify_deferred = torch.ops.specdec.verify_deferred.default
+_commit = torch.ops.specdec.commit.default
+_prefill = torch.ops.specdec.prefill.default
+
+_STRATEGY_CODES = {"serial": 0, "hybrid": 1, "solve": 2}  # specdec::Strategy
+_COMMIT_MODES = {"exact": 0, "fast": 1}  # specdec::CommitMode
+
+
+def verify(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    state: Tensor,
+    slots: Tensor | None = None,
+    parents: Tensor | None = None,
+    lengths: Tensor | None = None,
+    pending: Pending | None = None,
+    prefix: Prefix | None = None,
+    scale: float | None = None,
+    qk_l2norm: bool = False,
+    strategy: str = "auto",
+    precision: str = "ieee",
+) -> tuple[Tensor, Factors]:
+    """Runs a chain or a tree of candidate tokens through the recurrence; the durable state is not touched.
+
+    With `pending` the accepted path of the previous round is first folded into the state, which is written
+    once (a deferred commit). With `prefix` the new nodes hang below nodes that were verified before. Serial
+    and hybrid verification give every node the bits that decoding its path token by token gives
+    (`docs/architecture.md`, "The step, to the bit").
+
+    Args:
+        q: [B, N, HK, DK], float32, bfloat16 or float16, last dimension contiguous.
+        k: [B, N, HK, DK], dtype of q, last dimension contiguous.
+        v: [B, N, HV, DV], dtype of q, last dimension contiguous.
+        g: float32 log-decay [B, N, HV] or [B, N, HV, DK], or None for no decay.
+        beta: float32 write strength [B, N, HV] (delta rule), or None (additive).
+        state: [S, HV, DV, DK] float32 or bfloat16, each slot contiguous. Written only where `pending` is
+            given.
+        slots: int32 [B], the slot of every row, distinct; negative rows are padding. None: row b uses slot b,
+            S == B.
+        parents: int32 [B, N] with parents[i] < i and -1 for a root; None for a chain. With a prefix of NP
+            nodes the ids are 0..NP-1 for the prefix and NP + i for new node i, and None is a chain that
+            continues at NP-1.
+        lengths: int32 [B], valid new nodes, clamped to [0, N]; None for all N.
+        pending: accepted path of the previous round, same rows and slots as this call.
+        prefix: nodes verified already from the same committed state; not together with `pending` or "solve".
+        scale: multiplies q; None for DK ** -0.5.
+        qk_l2norm: q and k become x * rsqrt(sum x^2 + 1e-6) first.
+        strategy: "serial", "hybrid", "solve", "exact" (the faster of the first two) or "auto" (the fastest).
+        precision: "ieee", float32 arithmetic; the only one on a CPU.
+
+    Returns:
+        `out` [B, N, HV, DV] in v's dtype, and the `Factors` of the new nodes. Rows beyond `lengths` and of
+        negative slots are zero in all of them.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+
+    Example:
+        >>> state = torch.zeros(1, 2, 32, 32)
+        >>> q, k, v = torch.randn(3, 1, 4, 2, 32)
+        >>> out, factors = verify(q, k, v, beta=torch.full((1, 4, 2), 0.5), state=state, qk_l2norm=True)
+        >>> commit(state, factors, path_lengths=torch.tensor([3], dtype=torch.int32))  # 3 accepted
+    """
+    code = _STRATEGY_CODES.get(strategy)
+    if code is None:
+        code = _resolve(strategy)
+    if precision != "ieee":
+        raise ValueError(f"precision: got {precision!r}, want 'ieee' (the only one on a CPU)")
+    try:
+        if pending is not None:
+            if prefix is not None:
+                raise ValueError(
+                    "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
+                )
+            (fk, fu, fg), path, path_lengths = pending
+            out, fk, fu, fg = _verify_deferred(
+                q, k, v, g, beta, state, slots, parents, lengths,
+                fk, fu, fg, path, path_lengths, scale, qk_l2norm, code,
+            )  # fmt: skip
+        elif prefix is not None:
+            (fk, fu, fg), prefix_parents = prefix
+            out, fk, fu, fg = _verify(
+                q, k, v, g, beta, state, slots, parents, lengths,
+                fk, fu, fg, prefix_parents, scale, qk_l2norm, code,
+            )  # fmt: skip
+        else:
+            out, fk, fu, fg = _verify(
+                q, k, v, g, beta, state, slots, parents, lengths,
+                None, None, None, None, scale, qk_l2norm, code,
+            )  # fmt: skip
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return out, Factors(fk, fu, None if g is None else fg)
+
+
+def commit(
+    state: Tensor,
+    factors: Factors,
+    path: Tensor | None = None,
+    path_lengths: Tensor | None = None,
+    *,
+    slots: Tensor | None = None,
+    mode: str = "exact",
+) -> None:
+    """Advances the state, in place, along an accepted path: `S <- a S + u k^T` for every node of it.
+
+    Args:
+        state: [S, HV, DV, DK] float32 or bfloat16, each slot contiguous.
+        factors: of N nodes, contiguous, as `verify` returned them.
+        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ...
+        path_lengths: int32 [B], clamped to [0, P]; None for all. 0 leaves the slot as it is, bit for bit.
+        slots: int32 [B], distinct; negative rows are padding. None: row b uses slot b, S == B.
+        mode: "exact" applies the factors in token order with the decode step's own operations, "fast" as one
+            small matrix product (bounded drift).
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+    """
+    code = _COMMIT_MODES.get(mode)
+    if code is None:
+        raise ValueError(f"mode: got {mode!r}, want 'exact' or 'fast'")
+    fk, fu, fg = factors
+    try:
+        _commit(state, fk, fu, fg, path, path_lengths, slots, code)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+
+
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    state: Tensor,
+    slots: Tensor | None = None,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    qk_l2norm: bool = False,
+) -> Tensor:
+    """Runs whole sequences through the recurrence, chunk by chunk, and writes the state.
+
+    The state of every slot is read (it may be non-zero), advanced and written. The rounding is not that of
+    decoding token by token: the same mathematics in another order.
+
+    Args:
+        q, k, v, g, beta, scale, qk_l2norm: as in `verify`, with T tokens in place of N nodes: padded [B, T,
+            ...], or packed [1, T, ...] with `cu_seqlens`.
+        state: [S, HV, DV, DK] float32 or bfloat16, each slot contiguous.
+        slots: int32 [B], distinct; negative rows are padding. None: sequence b uses slot b, S == B.
+        lengths: int32 [B], padded form only, clamped to [0, T]; None for all T.
+        cu_seqlens: int32 [B + 1], packed form: sequence b is tokens cu_seqlens[b] to cu_seqlens[b + 1].
+
+    Returns:
+        [B, T, HV, DV] or [1, T, HV, DV] in v's dtype; padding is zero.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+    """
+    try:
+        out: Tensor = _prefill(q, k, v, g, beta, state, slots, lengths, cu_seqlens, scale, qk_l2norm)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return out
+
+
+def _resolve(strategy: str) -> int:
+    if strategy in ("auto", "exact"):
+        return _STRATEGY_CODES["serial"]
+    raise ValueError(f"strategy: got {strategy!r}, want 'serial', 'hybrid', 'solve', 'exact' or 'auto'")

@@ -1,0 +1,214 @@
+// The tree schedule against definitions written out naively.
+#include "specdec/tree.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace specdec {
+namespace {
+
+using Parents = std::vector<int32_t>;
+
+TreeSchedule schedule(const Parents& parents) {
+  TreeSchedule tree;
+  tree.build(parents.data(), static_cast<int64_t>(parents.size()));
+  return tree;
+}
+
+std::string error_text(const Parents& parents, int64_t first_node = 0, int64_t row = -1) {
+  char text[128] = "";
+  const TreeError error = check_parents(parents.data(), static_cast<int64_t>(parents.size()), first_node);
+  if (!error.ok()) error.format(text, sizeof(text), row);
+  return text;
+}
+
+std::set<int32_t> path_to(const Parents& parents, int32_t node) {
+  std::set<int32_t> path;
+  for (; node >= 0; node = parents[node]) path.insert(node);
+  return path;
+}
+
+int32_t subtree_size(const Parents& parents, int32_t node) {
+  int32_t size = 0;
+  for (int32_t i = 0; i < static_cast<int32_t>(parents.size()); ++i) size += path_to(parents, i).count(node);
+  return size;
+}
+
+std::vector<int32_t> children_of(const Parents& parents, int32_t node) {
+  std::vector<int32_t> children;
+  for (int32_t i = 0; i < static_cast<int32_t>(parents.size()); ++i)
+    if (parents[i] == node) children.push_back(i);
+  return children;
+}
+
+int32_t heavy_child(const Parents& parents, int32_t node) {
+  int32_t best = -1, best_size = 0;
+  for (const int32_t child : children_of(parents, node)) {
+    if (subtree_size(parents, child) > best_size) best = child, best_size = subtree_size(parents, child);
+  }
+  return best;
+}
+
+void depth_first(const Parents& parents, int32_t node, std::vector<int32_t>& order) {
+  const int32_t heavy = node < 0 ? -1 : heavy_child(parents, node);
+  if (node >= 0) order.push_back(node);
+  for (const int32_t child : children_of(parents, node))
+    if (child != heavy) depth_first(parents, child, order);
+  if (heavy >= 0) depth_first(parents, heavy, order);
+}
+
+void expect_follows_definitions(const Parents& parents) {
+  const TreeSchedule tree = schedule(parents);
+  const int32_t n = static_cast<int32_t>(parents.size());
+  ASSERT_EQ(tree.nodes, n);
+  std::vector<int32_t> order;
+  depth_first(parents, -1, order);
+  EXPECT_EQ(order, Parents(tree.order, tree.order + n));
+
+  for (int32_t i = 0; i < n; ++i) {
+    const std::set<int32_t> path = path_to(parents, i);
+    const int32_t heavy = heavy_child(parents, i);
+    EXPECT_EQ(tree.parent[i], parents[i]);
+    EXPECT_EQ(tree.depth[i], static_cast<int32_t>(path.size()) - 1);
+    EXPECT_EQ(tree.size[i], subtree_size(parents, i));
+    EXPECT_EQ(tree.heavy[i], heavy);
+    EXPECT_EQ(tree.light_count[i], static_cast<int32_t>(children_of(parents, i).size()) - (heavy >= 0));
+    EXPECT_EQ(tree.order[tree.position[i]], i);
+    for (int32_t j = 0; j < n; ++j)
+      EXPECT_EQ(tree.is_ancestor_or_self(j, i), path.count(j) == 1) << j << " above " << i;
+    int32_t light_edges = 0;
+    for (int32_t j = i; j >= 0 && parents[j] >= 0; j = parents[j])
+      light_edges += heavy_child(parents, parents[j]) != j;
+    EXPECT_EQ(tree.level[i], light_edges);
+  }
+
+  // Chains partition the nodes; each starts below its parent chain and runs along heavy children to a leaf.
+  std::vector<int32_t> seen;
+  for (int32_t c = 0; c < tree.chains; ++c) {
+    const int32_t* node = tree.chain_nodes + tree.chain_begin[c];
+    const int32_t* end = tree.chain_nodes + tree.chain_begin[c + 1];
+    ASSERT_LT(node, end);
+    EXPECT_EQ(tree.chain_parent[c], parents[*node]);
+    if (parents[*node] >= 0) {
+      EXPECT_NE(heavy_child(parents, parents[*node]), *node);
+    }
+    for (; node < end; ++node) {
+      EXPECT_EQ(tree.chain_of[*node], c);
+      EXPECT_EQ(heavy_child(parents, *node), node + 1 < end ? node[1] : -1);
+      seen.push_back(*node);
+    }
+  }
+  std::sort(seen.begin(), seen.end());
+  for (int32_t i = 0; i < n; ++i) ASSERT_EQ(seen[i], i);
+
+  // Waves cover the chains in order, and a chain depends only on earlier waves.
+  EXPECT_EQ(tree.wave_begin[0], 0);
+  EXPECT_EQ(tree.wave_begin[tree.waves], tree.chains);
+  for (int32_t w = 0; w < tree.waves; ++w) {
+    ASSERT_LT(tree.wave_begin[w], tree.wave_begin[w + 1]);
+    int32_t previous = -1;
+    for (int32_t c = tree.wave_begin[w]; c < tree.wave_begin[w + 1]; ++c) {
+      const int32_t head = tree.chain_nodes[tree.chain_begin[c]];
+      EXPECT_EQ(tree.level[head], w);
+      EXPECT_GT(head, previous);
+      previous = head;
+      if (tree.chain_parent[c] >= 0) {
+        EXPECT_LT(tree.chain_of[tree.chain_parent[c]], tree.wave_begin[w]);
+      }
+    }
+  }
+}
+
+TEST(TreeSchedule, EmptyAndSingle) {
+  const TreeSchedule empty = schedule({});
+  EXPECT_EQ(empty.nodes, 0);
+  EXPECT_EQ(empty.chains, 0);
+  EXPECT_EQ(empty.waves, 0);
+  EXPECT_EQ(empty.chain_begin[0], 0);
+  expect_follows_definitions({-1});
+}
+
+TEST(TreeSchedule, RandomTreesFollowTheDefinitions) {
+  std::mt19937 random(1);
+  for (int trial = 0; trial < 60; ++trial) {
+    const int32_t n = 1 + static_cast<int32_t>(random() % 40);
+    const int32_t reach = 1 + static_cast<int32_t>(random() % 12);  // small: long chains; large: bushes
+    Parents parents;
+    for (int32_t i = 0; i < n; ++i) {
+      parents.push_back(std::max<int32_t>(-1, i - 1 - static_cast<int32_t>(random() % reach)));
+    }
+    SCOPED_TRACE(trial);
+    expect_follows_definitions(parents);
+  }
+}
+
+TEST(TreeSchedule, LargestTrees) {
+  Parents chain, star, heap, forest;
+  for (int32_t i = 0; i < TreeSchedule::kMaxNodes; ++i) {
+    chain.push_back(i - 1);
+    star.push_back(i == 0 ? -1 : 0);
+    heap.push_back((i + 1) / 2 - 1);
+    forest.push_back(-1);
+  }
+  EXPECT_EQ(schedule(chain).chains, 1);
+  EXPECT_EQ(schedule(star).chains, TreeSchedule::kMaxNodes - 1);
+  EXPECT_EQ(schedule(star).waves, 2);
+  EXPECT_EQ(schedule(forest).waves, 1);
+  EXPECT_EQ(schedule(heap).waves, TreeSchedule::kMaxWaves);  // 255 nodes: a full binary tree of 8 levels
+  EXPECT_TRUE(schedule(heap).is_ancestor_or_self(0, 255));
+  EXPECT_FALSE(schedule(heap).is_ancestor_or_self(64, 255));
+}
+
+TEST(TreeSchedule, BuildChainIsTheTreeOfAChain) {
+  TreeSchedule chain;
+  chain.build_chain(70);
+  Parents parents;
+  for (int32_t i = 0; i < 70; ++i) parents.push_back(i - 1);
+  const TreeSchedule tree = schedule(parents);
+  EXPECT_EQ(chain.chains, 1);
+  EXPECT_EQ(chain.words, 2);
+  for (int32_t i = 0; i < 70; ++i) {
+    EXPECT_EQ(chain.parent[i], tree.parent[i]);
+    EXPECT_EQ(chain.depth[i], tree.depth[i]);
+    EXPECT_EQ(chain.order[i], tree.order[i]);
+    EXPECT_EQ(chain.ancestors[2 * i], tree.ancestors[2 * i]);
+    EXPECT_EQ(chain.ancestors[2 * i + 1], tree.ancestors[2 * i + 1]);
+  }
+}
+
+// A schedule is rebuilt in place round after round: nothing of a larger tree may survive.
+TEST(TreeSchedule, RebuildingForgetsTheLargerTree) {
+  TreeSchedule tree;
+  tree.build_chain(200);
+  const Parents parents = {-1, 0, 0, 1, -1};
+  tree.build(parents.data(), 5);
+  EXPECT_EQ(tree.chains, 3);
+  EXPECT_EQ(tree.words, 1);
+  EXPECT_EQ(tree.size[0], 4);
+  EXPECT_EQ(tree.heavy[3], -1);
+  EXPECT_EQ(tree.ancestors[3], 0b1011u);
+}
+
+TEST(CheckParents, NamesNodeAndValue) {
+  EXPECT_EQ(error_text({}), "");
+  EXPECT_EQ(error_text({-1, 0, 0, -1}), "");
+  EXPECT_EQ(error_text({-1, 0, 2}), "parents[2] is 2, want -1 (a root) or an earlier node (0 to 1)");
+  EXPECT_EQ(error_text({-1, -2}), "parents[1] is -2, want -1 (a root) or an earlier node (0 to 0)");
+  EXPECT_EQ(error_text({0}), "parents[0] is 0, want -1: the first node is a root");
+  EXPECT_EQ(error_text({-1, 7}, 0, 3), "parents[3, 1] is 7, want -1 (a root) or an earlier node (0 to 0)");
+}
+
+TEST(CheckParents, CountsPrefixNodes) {
+  EXPECT_EQ(error_text({2, 3}, 3), "");
+  EXPECT_EQ(error_text({3}, 3), "parents[0] is 3, want -1 (a root) or an earlier node (0 to 2)");
+  EXPECT_EQ(error_text(Parents(250, -1), 6), "");
+  EXPECT_EQ(error_text(Parents(250, -1), 7), "parents has 257 nodes, want 0 to 256");
+}
+
+}  // namespace
+}  // namespace specdec
