@@ -16,29 +16,27 @@ import torch
 from torch import Tensor
 
 from specdec.ops._errors import argument_error
-from specdec.ops._load import load
-
-load()
+from specdec.ops._fakes import _fake
 
 _PANEL = 32  # specdec::kPanelWidth
 
 
-@torch.library.register_fake("specdec::linear")
+@_fake("linear")
 def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.register_fake("specdec::rms_norm")
+@_fake("rms_norm")
 def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("specdec::swiglu")
+@_fake("swiglu")
 def _fake_swiglu(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@torch.library.register_fake("specdec::gated_delta_gates")
+@_fake("gated_delta_gates")
 def _fake_gated_delta_gates(
     a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, neg_eigval: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -135,7 +133,9 @@ def pack_weight(
     padded[:out_features] = dense
     data = padded.view(panels, _PANEL, in_features).transpose(1, 2)  # [panels, in, 32]
     if dtype == torch.bfloat16:
-        data = data.bfloat16().reshape(panels, in_features, 2, _PANEL // 2).transpose(2, 3)  # [panels, in, 16, 2]
+        data = (
+            data.bfloat16().reshape(panels, in_features, 2, _PANEL // 2).transpose(2, 3)
+        )  # [panels, in, 16, 2]
     kept = None if bias is None else bias.detach().to(torch.float32, copy=True).contiguous()
     return PackedWeight(data.contiguous(), kept, in_features, out_features)
 
