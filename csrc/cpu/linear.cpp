@@ -95,7 +95,7 @@ Status linear(const LinearParams& p) {
   const int64_t rows = p.x.rows;
   if (rows == 0 || panels == 0) return Status::kOk;
   const int64_t work = rows * p.N * p.K;
-  const int64_t threads = max_threads(work);
+  const int64_t threads = work >= kParallelWork ? max_threads() : 1;
   const int64_t columns_of_blocks = std::min(panels, threads);
   const int64_t rows_of_blocks = std::min(ceil_div(rows, kMaxRows), ceil_div(threads, columns_of_blocks));
   return visit_dtype(p.x.dtype, [&](auto x_tag) {

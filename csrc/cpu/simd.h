@@ -15,6 +15,7 @@
 // GCC 12 takes _mm512_undefined_ps inside its own header for a mistake of ours (GCC bug 105593).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #endif

@@ -1,8 +1,8 @@
 """Dense ops: against float64 within derived bounds, and bit for bit whatever the rows around a row.
 
-u = 2^-24 is the unit roundoff of float32. A sum of n float32 products in any order is off by at most n u / (1 - n u)
-times the sum of magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1); storing in a dtype
-adds its own unit roundoff, relative.
+u = 2^-24 is the unit roundoff of float32. A sum of n float32 products in any order is off by at most
+n u / (1 - n u) times the sum of magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1);
+storing in a dtype adds its own unit roundoff, relative.
 """
 
 from __future__ import annotations

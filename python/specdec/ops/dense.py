@@ -1,9 +1,9 @@
 """Dense ops that treat each row alike: matrix product, norm, SwiGLU and the gates of a Gated DeltaNet.
 
 A library matrix product rounds one row differently when it is called with nine, so verification could flip a
-near-tie that decoding does not. Here a row's result has the same bits for any number of rows, any position among
-them and any number of threads: every sum runs in one order that its length alone fixes. Arithmetic is float32
-throughout.
+near-tie that decoding does not. Here a row's result has the same bits for any number of rows, any position
+among them and any number of threads: every sum runs in one order that its length alone fixes.
+Arithmetic is float32 throughout.
 
 Below each op stands its reference twin: plain PyTorch in float64, the same arguments.
 """
@@ -53,8 +53,8 @@ class PackedWeight:
     """A weight `[out, in]` laid out for `linear`; made by `pack_weight`.
 
     Attributes:
-        data: float32 or bfloat16. float32 is `[panels, in, 32]`: input k of the 32 outputs of a panel lies in one
-            run. bfloat16 is `[panels, in, 16, 2]`: outputs j and j + 16 share a 32-bit word. Outputs beyond
+        data: float32 or bfloat16. float32 is `[panels, in, 32]`: input k of a panel's 32 outputs in one run.
+            bfloat16 is `[panels, in, 16, 2]`: outputs j and j + 16 share a 32-bit word. Outputs beyond
             `out_features` are zero.
         bias: float32 `[out]`, or None.
         in_features: inputs.
@@ -99,8 +99,8 @@ def pack_weight(
     Args:
         weight: `[out, in]` in float32, bfloat16 or float16; or several with the same `in`, which are stacked
             along `out`: one product then makes all their outputs.
-        dtype: what is stored, float32 or bfloat16. None takes bfloat16 where that loses nothing (each value is
-            a bfloat16), float32 otherwise. bfloat16 rounds where it must and halves the memory traffic.
+        dtype: what is stored, float32 or bfloat16. None takes bfloat16 where that loses nothing (each value
+            is a bfloat16), float32 otherwise. bfloat16 rounds where it must and halves the memory traffic.
         bias: `[out]` (of all weights together), kept in float32.
 
     Returns:
@@ -144,8 +144,8 @@ def linear(x: Tensor, weight: PackedWeight) -> Tensor:
     """`x W^T + bias`, row by row the same bits whatever the rest of the call.
 
     Args:
-        x: `[..., in]` float32, bfloat16 or float16; any strides (a copy is made only where the leading dimensions
-            do not reduce to two, or the last is not contiguous).
+        x: `[..., in]` float32, bfloat16 or float16; any strides (a copy is made only where the leading
+            dimensions do not reduce to two, or the last is not contiguous).
         weight: of `pack_weight`.
 
     Returns:
