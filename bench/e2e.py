@@ -1,4 +1,4 @@
-"""Whole decoding runs, method against method: `python bench/e2e.py [options]` is `specdec bench [options]`."""
+"""Decoding runs, method against method: `python bench/e2e.py [options]` is `specdec bench [options]`."""
 
 import sys
 

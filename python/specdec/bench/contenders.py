@@ -67,7 +67,7 @@ class Contender(Protocol):
 
 
 class MethodContender:
-    """A method of this package. Every run starts with a fresh loop, so that no prompt profits from those before."""
+    """A method of this package. Every run has a fresh loop, so that no prompt profits from those before."""
 
     def __init__(
         self,
@@ -97,7 +97,9 @@ class MethodContender:
                 vocab_size=self._model.vocab_size,
                 slots=self._options.slots,
                 dtype=self._dtype,
-                continuations=list(zip(prompts, known, strict=True)) if self.drafter.needs_continuations else (),
+                continuations=list(zip(prompts, known, strict=True))
+                if self.drafter.needs_continuations
+                else (),
                 model=self._drafter_model,
             )
         loop = get_method(self.method).build(self._model, drafter, self._options)
@@ -120,7 +122,7 @@ class MethodContender:
 
 
 class ReferenceContender:
-    """The same model in plain PyTorch, one token at a time: what decoding costs without this package's operators."""
+    """The same model in plain PyTorch, one token at a time: decoding without this package's operators."""
 
     method = REFERENCE
     drafter = None
@@ -152,8 +154,8 @@ class ReferenceContender:
     def differences(self, prompts: Tokens, known: Tokens, got: Tokens) -> list[tuple[int, int]]:
         """The baseline's tokens must be the reference's own choice, or a tie to within rounding.
 
-        The two models round differently, so a near-tie can fall either way and free runs then part for good. The
-        reference therefore reads the baseline's text and every token is judged after the same ones before it.
+        The two models round differently, so a near-tie can fall either way and free runs then part for good.
+        The reference therefore reads the baseline's text, and judges every token after the same ones before it.
         """
         found = []
         for row, (prompt, tokens) in enumerate(zip(prompts, known, strict=True)):
@@ -161,8 +163,8 @@ class ReferenceContender:
             logits = self._model.forward(text)[0, len(prompt) - 1 :].float()  # [count, V]
             chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
             gap = logits.amax(-1) - chosen
-            # A logit sums as many rounded products as the model is wide, in every layer anew; such errors grow like a
-            # random walk, and two logits are compared.
+            # A logit sums as many rounded products as the model is wide, in every layer anew; such errors grow
+            # like a random walk, and two logits are compared.
             terms = self._model.config.hidden_size * self._model.config.num_hidden_layers
             tie = 2 * terms**0.5 * torch.finfo(self._model.dtype).eps * logits.abs().amax(-1)
             wrong = (gap > tie).nonzero()

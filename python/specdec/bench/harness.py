@@ -45,7 +45,9 @@ class Mismatch:
 
     def __str__(self) -> str:
         who = self.method if self.drafter is None else f"{self.method} ({self.drafter})"
-        return f"{who}: another token than {BASELINE}'s at position {self.position} of {self.kind}/{self.name}"
+        return (
+            f"{who}: another token than {BASELINE}'s at position {self.position} of {self.kind}/{self.name}"
+        )
 
 
 @dataclass
@@ -76,9 +78,9 @@ def measure(
 ) -> list[Measured]:
     """Times every contender on every unit.
 
-    On each unit the contenders take turns, `repeats` times, in an order that is turned round from turn to turn, so that a
-    slow moment of the machine meets all of them. The baseline's greedy text is decoded first, untimed; it is what tokens
-    are compared with and what an oracle knows.
+    On each unit the contenders take turns, `repeats` times, in an order that is reversed from turn to turn, so
+    that a slow moment of the machine meets all of them. The baseline's text is decoded first, untimed; it is what
+    tokens are compared with and what an oracle knows.
 
     Args:
         contenders: the baseline among them.
@@ -123,7 +125,9 @@ def _compare(measured: Measured, unit: Unit, known: Tokens, run: Run) -> None:
 Row = Mapping[str, object]
 
 
-def rows_of(measured: Sequence[Measured], units: Sequence[Unit], *, model: str, batch: int) -> list[dict[str, object]]:
+def rows_of(
+    measured: Sequence[Measured], units: Sequence[Unit], *, model: str, batch: int
+) -> list[dict[str, object]]:
     """One row a contender over all prompts, then one for each kind.
 
     A unit's figures are medians over its repeats, those of a row geometric means over its units. A speedup is the median
@@ -155,12 +159,15 @@ def _row(
         row["kind"] = kind
     runs = [m.runs[i] for i in chosen]
     ratios = [
-        [_rate(ours) / _rate(theirs) for ours, theirs in zip(m.runs[i], baseline.runs[i], strict=True)] for i in chosen
+        [_rate(ours) / _rate(theirs) for ours, theirs in zip(m.runs[i], baseline.runs[i], strict=True)]
+        for i in chosen
     ]
     every = [run for unit_runs in runs for run in unit_runs]
     rounds, drafted = sum(r.rounds for r in every), sum(r.drafted for r in every)
     row["tokens_per_second"] = _geometric_mean(median(map(_rate, unit_runs)) for unit_runs in runs)
-    row["rounds_per_second"] = _geometric_mean(median(r.rounds / r.seconds for r in unit_runs) for unit_runs in runs)
+    row["rounds_per_second"] = _geometric_mean(
+        median(r.rounds / r.seconds for r in unit_runs) for unit_runs in runs
+    )
     row["speedup"] = None if m.mismatches else _geometric_mean(map(median, ratios))
     row["mean_accepted_length"] = sum(r.emitted for r in every) / rounds
     row["acceptance_rate"] = sum(r.accepted for r in every) / drafted if drafted else 0.0

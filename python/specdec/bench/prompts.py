@@ -67,7 +67,7 @@ def load_prompts(path: Path | None = None) -> list[Prompt]:
 def groups_of(prompts: list[Prompt], batch: int) -> list[list[Prompt]]:
     """Batches of `batch` prompts of one kind each, every prompt in at least one.
 
-    A kind whose number of prompts is no multiple of `batch` goes round: its last batch is filled from its first prompts.
+    A kind whose number of prompts is no multiple of `batch` goes round: its first prompts fill its last batch.
     """
     kinds: dict[str, list[Prompt]] = {}
     for prompt in prompts:

@@ -67,7 +67,7 @@ def write_json(path: Path, machine: str, rows: Sequence[Row]) -> None:
 
 
 def write_plot(path: Path, machine: str, rows: Sequence[Row]) -> None:
-    """Bars of speedup over the baseline by prompt kind, one panel a batch size. Mismatching rows have no bar."""
+    """Bars of speedup over the baseline by prompt kind, one panel a batch size; a mismatch has no bar."""
     from matplotlib.figure import Figure
 
     batches = list(dict.fromkeys(row["batch"] for row in rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -49,12 +49,16 @@ DtypeOption = Annotated[Dtype, typer.Option(help="Of the activations; the recurr
 CommitOption = Annotated[
     Commit, typer.Option(help="Fold accepted drafts into the state with the next round, or at once.")
 ]
-MaxDraft = Annotated[int, typer.Option(min=1, max=63, help="Most draft tokens a round; fewer where more do not pay.")]
+MaxDraft = Annotated[
+    int, typer.Option(min=1, max=63, help="Most draft tokens a round; fewer where more do not pay.")
+]
 OracleP = Annotated[
     float, typer.Option("--oracle-p", min=0.0, max=1.0, help="Chance that a token of the oracle is right.")
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
-Seed = Annotated[Optional[int], typer.Option(min=0, max=2**64 - 1, help="Of the draws; without one a seed is drawn.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=2**64 - 1, help="Of the draws; without one a seed is drawn.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -72,31 +76,39 @@ def _root(
 @app.command(epilog="Example: specdec generate 'def fibonacci(n):' --max-new-tokens 96 --stop $'\\n\\n\\n'")
 def generate(
     prompt: Annotated[
-        Optional[str], typer.Argument(help="The text to continue; '-' or nothing reads it from stdin.")
+        str | None, typer.Argument(help="The text to continue; '-' or nothing reads it from stdin.")
     ] = None,
     model: Model = "gdn-code",
     method: Annotated[str, typer.Option(help=f"{_METHODS}.")] = "specla",
     drafter: Annotated[
-        Optional[str], typer.Option(help=f"{_DRAFTERS}. Default: {DEFAULT_DRAFTER}.", show_default=False)
+        str | None, typer.Option(help=f"{_DRAFTERS}. Default: {DEFAULT_DRAFTER}.", show_default=False)
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write; never exceeded.")] = 128,
     temperature: Temperature = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample among the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this mass; 1 is off.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the likeliest tokens of this mass; 1 is off.")
+    ] = 1.0,
     min_p: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this share of the likeliest; 0 is off.")
     ] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 disfavours tokens seen before; 1 is off.")] = 1.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 disfavours tokens seen before; 1 is off.")
+    ] = 1.0,
     seed: Seed = None,
     stop: Annotated[
-        Optional[list[str]], typer.Option(help="End before this text; may be given several times.")
+        list[str] | None, typer.Option(help="End before this text; may be given several times.")
     ] = None,
     dtype: DtypeOption = Dtype.float32,
     max_draft: MaxDraft = 16,
     commit: CommitOption = Commit.deferred,
     oracle_p: OracleP = 1.0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text and panel.")] = False,
-    stream: Annotated[bool, typer.Option(help="Write the text while it comes, or all of it at the end.")] = True,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of text and panel.")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option(help="Write the text while it comes, or all of it at the end.")
+    ] = True,
 ) -> None:
     """Continue a text. The text goes to stdout, the statistics of the run to stderr."""
     from specdec.cli import generate as command
@@ -123,31 +135,39 @@ def generate(
     raise typer.Exit(command.run(prompt, options))
 
 
-@app.command(epilog="Example: specdec bench --drafter ngram,oracle --oracle-p 0.8 --json out.json --plot out.png")
+@app.command(
+    epilog="Example: specdec bench --drafter ngram,oracle --oracle-p 0.8 --json out.json --plot out.png"
+)
 def bench(
     methods: Annotated[
         str,
-        typer.Option(help=f"Comma-separated. {_METHODS}; reference: the model in plain PyTorch, token by token."),
+        typer.Option(
+            help=f"Comma-separated. {_METHODS}; reference: the model in plain PyTorch, token by token."
+        ),
     ] = "autoregressive,specla",
     model: Model = "gdn-code",
     prompts: Annotated[
-        Optional[Path],
-        typer.Option(help='JSON list of {"kind", "name", "prompt"}. Default: the bundled prompts.', show_default=False),
+        Path | None,
+        typer.Option(
+            help='JSON list of {"kind", "name", "prompt"}. Default: the bundled prompts.', show_default=False
+        ),
     ] = None,
     batch: Annotated[str, typer.Option(help="Comma-separated numbers of sequences decoded together.")] = "1",
     drafter: Annotated[str, typer.Option(help=f"Comma-separated. {_DRAFTERS}.")] = DEFAULT_DRAFTER,
     oracle_p: OracleP = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens written for every prompt.")] = 128,
     temperature: Temperature = 0.0,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of every method on every prompt; medians count.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of every method on every prompt; medians count.")
+    ] = 3,
     dtype: DtypeOption = Dtype.float32,
     max_draft: MaxDraft = 16,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
-        Optional[Path], typer.Option("--json", help="Write the rows here.", show_default=False)
+        Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
     ] = None,
     plot: Annotated[
-        Optional[Path], typer.Option(help="Draw the speedups here (PNG, SVG or PDF).", show_default=False)
+        Path | None, typer.Option(help="Draw the speedups here (PNG, SVG or PDF).", show_default=False)
     ] = None,
 ) -> None:
     """Compare methods on the same prompts, interleaved in one process. Exits 1 where greedy tokens disagree."""

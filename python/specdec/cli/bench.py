@@ -55,7 +55,9 @@ def run(options: Options) -> int:
     methods = _methods(options.methods)
     batches = _batches(options.batch)
     try:
-        drafters = [DrafterSpec.parse(name, p=options.oracle_p) for name in _split(options.drafter, "--drafter")]
+        drafters = [
+            DrafterSpec.parse(name, p=options.oracle_p) for name in _split(options.drafter, "--drafter")
+        ]
         sampling = SamplingParams(options.temperature, seed=0)
         prompts = load_prompts(options.prompts)
     except ValueError as error:
@@ -96,7 +98,9 @@ def run(options: Options) -> int:
 
     console.print(table_of(rows))
     for batch, ratio in over_reference(rows):
-        console.print(f"\nbatch {batch}: {BASELINE} is {ratio:.2f}x as fast as the reference model in plain PyTorch")
+        console.print(
+            f"\nbatch {batch}: {BASELINE} is {ratio:.2f}x as fast as the reference model in plain PyTorch"
+        )
     if not sampling.greedy:
         console.print("\nsampled: tokens were not compared")
     if options.json is not None:
@@ -156,7 +160,11 @@ class _Contenders:
     """Loads every model once and makes the contenders of each batch size."""
 
     def __init__(
-        self, methods: Sequence[str], drafters: Sequence[DrafterSpec], options: Options, sampling: SamplingParams
+        self,
+        methods: Sequence[str],
+        drafters: Sequence[DrafterSpec],
+        options: Options,
+        sampling: SamplingParams,
     ) -> None:
         self._options = options
         self._sampling = sampling

@@ -25,7 +25,6 @@ from specdec.methods import (
     Method,
     MethodOptions,
     build_drafter,
-    choices,
     get_method,
     load_model,
 )
@@ -108,7 +107,9 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         if method.drafts:
             spec = DrafterSpec.parse(options.drafter or DEFAULT_DRAFTER, p=options.oracle_p)
         elif options.drafter is not None:
-            raise ValueError(f"drafter: got {options.drafter!r}, but the method {options.method} drafts nothing")
+            raise ValueError(
+                f"drafter: got {options.drafter!r}, but the method {options.method} drafts nothing"
+            )
     except ValueError as error:
         raise as_option(error) from None
     if "" in options.stop:
@@ -132,12 +133,19 @@ def _loop(
     if spec is not None:
         continuations = []
         if spec.needs_continuations:
-            print("specdec: oracle drafter: decoding the prompt greedily first to know the answer", file=sys.stderr)
+            print(
+                "specdec: oracle drafter: decoding the prompt greedily first to know the answer",
+                file=sys.stderr,
+            )
             baseline = get_method("autoregressive").build(model, None, MethodOptions())
             greedy = Request(request.prompt, request.max_new_tokens)
             continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
         drafter = build_drafter(
-            spec, vocab_size=model.vocab_size, slots=1, dtype=getattr(torch, options.dtype), continuations=continuations
+            spec,
+            vocab_size=model.vocab_size,
+            slots=1,
+            dtype=getattr(torch, options.dtype),
+            continuations=continuations,
         )
     commit = cast(Literal["deferred", "eager"], options.commit)
     return method.build(model, drafter, MethodOptions(commit=commit, max_draft=options.max_draft))

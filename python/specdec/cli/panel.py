@@ -42,8 +42,12 @@ def _summary(stats: Statistics, result: Result, prompt_tokens: int, seed: int | 
     tokens = f"{len(result.tokens)} written ({result.finish_reason}), {prompt_tokens} in the prompt"
     table.add_row("tokens", tokens)
     if stats.rounds:
-        table.add_row("speed", f"{stats.tokens_per_second:.0f} tokens/s, {stats.rounds_per_second:.0f} rounds/s")
-        table.add_row("mean accepted length", f"{stats.mean_accepted_length:.2f} tokens a round, {stats.rounds} rounds")
+        table.add_row(
+            "speed", f"{stats.tokens_per_second:.0f} tokens/s, {stats.rounds_per_second:.0f} rounds/s"
+        )
+        table.add_row(
+            "mean accepted length", f"{stats.mean_accepted_length:.2f} tokens a round, {stats.rounds} rounds"
+        )
     if stats.drafted:
         table.add_row("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.acceptance_rate:.0%})")
     if seed is not None:
@@ -56,7 +60,9 @@ def _positions(stats: Statistics, full: str) -> Table:
     counts = list(zip(stats.accepted_at, stats.drafted_at, strict=True))
     for position, (accepted, drafted) in enumerate(counts[:POSITIONS], start=1):
         share = accepted / drafted if drafted else 0.0
-        table.add_row(f"{position:>2}", Text(_bar(share, full), style="green"), f"{share:4.0%}", f"of {drafted}")
+        table.add_row(
+            f"{position:>2}", Text(_bar(share, full), style="green"), f"{share:4.0%}", f"of {drafted}"
+        )
     if len(counts) > POSITIONS:
         table.add_row("", f"and {len(counts) - POSITIONS} more positions")
     return table

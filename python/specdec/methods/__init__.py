@@ -69,13 +69,13 @@ def _specla(model: CausalLM, drafter: Drafter | None, options: MethodOptions) ->
 
 METHODS: Mapping[str, Method] = {
     "autoregressive": Method("one token a round, the baseline", False, _autoregressive),
-    "specla": Method("drafts verified over the frozen state, accepted paths committed late", True, _specla),
+    "specla": Method("drafts verified over the frozen state, accepted paths folded in late", True, _specla),
 }
 
 DRAFTERS: Mapping[str, str] = {
     "ngram": "what followed the same tokens earlier in prompt and output",
     "model:DIR": "a smaller model of the same vocabulary",
-    "oracle": "the target's own next tokens, each right with probability p, for studies: it decodes the text first",
+    "oracle": "for studies: the target's own next tokens, decoded beforehand, each right with probability p",
 }
 
 DEFAULT_DRAFTER = "ngram"

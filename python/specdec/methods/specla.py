@@ -1,7 +1,7 @@
 """SpecLA: speculative decoding on a recurrent state.
 
-Drafts are verified over the frozen state, which leaves factors behind; only the factors of the accepted path are folded
-in, by default while the next round reads the state anyway. Nothing is copied and nothing is rolled back.
+Drafts are verified over the frozen state, which leaves factors behind; only the factors of the accepted path
+are folded in, by default while the next round reads the state anyway. Nothing is copied or rolled back.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def specla(
         model: the target.
         drafter: proposes tokens.
         slots: sequences that are decoded at the same time.
-        commit: "deferred" folds an accepted path in during the next verification, "eager" in a pass of its own.
+        commit: "deferred" folds an accepted path in during the next verification, "eager" in its own pass.
         max_draft: most draft tokens a sequence gets in one round.
-        adaptive: draft only as much as measured costs and acceptance make worthwhile; False always drafts `max_draft`.
+        adaptive: draft only as much as measured costs and acceptance make worthwhile; False always drafts
+            `max_draft`.
 
     Raises:
         ValueError: `commit` or `max_draft` is not one of the above.
