@@ -1,7 +1,8 @@
 """Makes sure that the running interpreter's environment has a torch that specdec can use.
 
-A torch that is already there is kept, with or without CUDA. Otherwise the CPU build is asked for by its local version, which the
-indexes that carry one serve, and then the plain version, which is a CPU build on macOS and Windows.
+A torch that is already there is kept, with or without CUDA. Otherwise the CPU build is asked for by its local
+version, which the indexes that carry one serve, and then the plain version, which is a CPU build on macOS and
+Windows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def main() -> int:
         pip = [sys.executable, "-m", "pip", "install", "-q", wanted]
         if subprocess.run(pip, stderr=subprocess.DEVNULL).returncode == 0:
             return 0
-    print(f"could not install torch {WANTED}; install torch >= 2.11 into this environment yourself", file=sys.stderr)
+    message = f"could not install torch {WANTED}; install torch >= 2.11 into this environment yourself"
+    print(message, file=sys.stderr)
     return 1
 
 

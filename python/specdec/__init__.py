@@ -6,7 +6,8 @@
     loop = specdec.Loop(model, specdec.NGramDrafter())
     result = loop.run([specdec.Request(prompt=[0, 293, 3814])])[0]
 
-`specdec.ops` has the operators by themselves. Names are imported on first use, so that `import specdec` is cheap.
+`specdec.ops` has the operators by themselves. Names are imported on first use, so that `import specdec` is
+cheap.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _HOME = {
     "load_tokenizer": "specdec.models",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""Checks a running loop against plain decoding: after every round the cache must be what the emitted text alone gives."""
+"""Checks a running loop against plain decoding: after every round the cache must be what the emitted text
+alone gives.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from specdec.models.base import CausalLM
 
 
 class CacheAuditor(RoundObserver):
-    """Compares every slot, after every round, with a shadow cache that decodes the emitted tokens one at a time.
+    """Compares every slot, after every round, with a shadow cache that decodes the emitted tokens one at a
+    time.
 
-    The comparison is bit for bit: state and convolution window of every layer. It costs a second decoding, so it is for tests
-    and for debugging a model or a drafter.
+    The comparison is bit for bit: state and convolution window of every layer. It costs a second decoding, so
+    it is for tests and for debugging a model or a drafter.
 
     Args:
         model: the target of the loop under audit.
@@ -50,10 +53,14 @@ class CacheAuditor(RoundObserver):
     def _compare(self, slot: int, cache: DecodingCache) -> None:
         pairs = zip(cache.snapshot(slot), self._shadow.snapshot(slot), strict=True)
         for layer, ((state, window), (want_state, want_window)) in enumerate(pairs):
-            for name, got, want in (("state", state, want_state), ("convolution window", window, want_window)):
+            for name, got, want in (
+                ("state", state, want_state),
+                ("convolution window", window, want_window),
+            ):
                 if got is None or want is None or torch.equal(got, want):
                     continue
                 difference = float((got.float() - want.float()).abs().max())
                 raise AssertionError(
-                    f"slot {slot}, layer {layer}: the {name} differs from plain decoding by up to {difference:.3g}"
+                    f"slot {slot}, layer {layer}: the {name} differs from plain decoding "
+                    f"by up to {difference:.3g}"
                 )

@@ -1,9 +1,10 @@
 """How many draft tokens a round is worth.
 
-A verification of n drafts costs more than a decode step, and a wrong draft brings nothing, so a drafter that is often wrong
-makes decoding slower. The budget keeps two running estimates, the time of a round by its number of nodes and the chance
-that a draft token is accepted, and picks the n with the most expected tokens per second; n = 0 is a plain decode step.
-The expected tokens of a chain are (1 - a^(n+1)) / (1 - a) with a the chance per token (arXiv 2211.17192, section 3).
+A verification of n drafts costs more than a decode step, and a wrong draft brings nothing, so a drafter that
+is often wrong makes decoding slower. The budget keeps two running estimates, the time of a round by its
+number of nodes and the chance that a draft token is accepted, and picks the n with the most expected tokens
+per second; n = 0 is a plain decode step. The expected tokens of a chain are (1 - a^(n+1)) / (1 - a) with a
+the chance per token (arXiv 2211.17192, section 3).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 class RoundCost:
     """Seconds of a round as a line in its node count, fitted with exponential forgetting.
 
-    The first estimates assume what holds for a memory-bound model: a further node costs a small part of the first.
+    The first estimates assume what holds for a memory-bound model: a further node costs a small part of the
+    first.
     """
 
     memory: float = 0.97
@@ -27,7 +29,9 @@ class RoundCost:
     _cross: float = 0.0
 
     def observe(self, nodes: int, seconds: float) -> None:
-        """Books a measured round. A measurement far above the estimate is an interruption, not a cost, and is cut."""
+        """Books a measured round. A measurement far above the estimate is an interruption, not a cost, and is
+        cut.
+        """
         if self._weight > 3.0:
             seconds = min(seconds, 3.0 * self(nodes))
         m = self.memory
@@ -43,7 +47,8 @@ class RoundCost:
             return 1.0 + PRIOR_SLOPE * (nodes - 1)
         n, t = self._nodes / self._weight, self._seconds / self._weight
         variance = self._nodes2 / self._weight - n * n
-        # The prior slope counts as a few rounds that differ by one node, until rounds of several sizes were seen.
+        # The prior slope counts as a few rounds that differ by one node, until rounds of several sizes were
+        # seen.
         prior = 0.25
         prior_slope = PRIOR_SLOPE * t / (1.0 + PRIOR_SLOPE * (n - 1.0))
         slope = (self._cross / self._weight - n * t + prior * prior_slope) / (variance + prior)
@@ -101,8 +106,8 @@ class DraftBudget:
     Args:
         max_draft: most draft tokens a sequence may get in one round.
         adaptive: False always grants `max_draft` (for studies of a fixed length).
-        explore_every: for a drafter whose proposals cost time: after this many rounds without drafts, draft once to
-            see whether it pays again. Doubled while it does not, so exploring costs less and less.
+        explore_every: for a drafter whose proposals cost time: after this many rounds without drafts, draft
+            once to see whether it pays again. Doubled while it does not, so exploring costs less and less.
     """
 
     def __init__(self, max_draft: int = 16, *, adaptive: bool = True, explore_every: int = 32) -> None:
@@ -167,4 +172,5 @@ class DraftBudget:
         self.acceptance.observe(confidence_bucket(confidence), accepted, int(accepted < drafted_depth))
 
 
-MARGIN = 0.03  # drafting must promise this much more than plain decoding: estimates are noisy and wrong drafts cost
+# Drafting must promise this much more than plain decoding: estimates are noisy, and wrong drafts cost.
+MARGIN = 0.03

@@ -1,9 +1,11 @@
-"""What a recurrent model remembers: one state and one convolution window per layer and slot, and the round in between.
+"""What a recurrent model remembers: one state and one convolution window per layer and slot, and the round in
+between.
 
-A verification leaves the durable state alone and returns *factors*. Accepting a path either commits it at once (`commit`)
-or leaves it pending (`defer`), and then the next forward pass over the same slots folds it in while it reads the state
-anyway. Everything else that touches the state (`commit`, `reset`, `snapshot`) settles what is pending first, so that a late
-commit can never land on a slot that was freed or moved in the meantime.
+A verification leaves the durable state alone and returns *factors*. Accepting a path either commits it at
+once (`commit`) or leaves it pending (`defer`), and then the next forward pass over the same slots folds it in
+while it reads the state anyway. Everything else that touches the state (`commit`, `reset`, `snapshot`)
+settles what is pending first, so that a late commit can never land on a slot that was freed or moved in the
+meantime.
 """
 
 from __future__ import annotations
@@ -63,10 +65,11 @@ class PendingRound(NamedTuple):
 
 
 class Steps:
-    """Factors of nodes that were verified but not committed, grown call by call: how a drafter moves ahead of its state.
+    """Factors of nodes that were verified but not committed, grown call by call: how a drafter moves ahead of
+    its state.
 
-    Pass it as `prefix` to a model's `forward`, then `extend` it with the round that came back. Node ids count from the first
-    node of the first round; `parents` of later rounds speak of those ids.
+    Pass it as `prefix` to a model's `forward`, then `extend` it with the round that came back. Node ids count
+    from the first node of the first round; `parents` of later rounds speak of those ids.
     """
 
     def __init__(self) -> None:
@@ -236,9 +239,7 @@ class DecodingCache:
     def _commit(self, pending: PendingRound) -> None:
         slots = pending.round.slots
         for layer, factors in enumerate(pending.round.layers):
-            ops.commit(
-                self.state[layer], factors.recurrent, pending.path, pending.path_lengths, slots=slots
-            )
+            ops.commit(self.state[layer], factors.recurrent, pending.path, pending.path_lengths, slots=slots)
             window = self.conv[layer]
             if window is not None and factors.conv is not None:
                 ops.conv_commit(window, factors.conv, pending.path, pending.path_lengths, slots=slots)

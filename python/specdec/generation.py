@@ -101,7 +101,8 @@ class Statistics:
 
     Attributes:
         rounds: verification rounds, counted per sequence.
-        emitted: tokens emitted by those rounds (the first token of a sequence comes from its prefill and is not counted).
+        emitted: tokens emitted by those rounds (the first token of a sequence comes from its prefill and is
+            not counted).
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
         drafted_at: verified draft tokens by depth below the last emitted token, from 1.
@@ -138,7 +139,9 @@ class Statistics:
         return self.rounds / self.seconds.decode if self.seconds.decode > 0 else 0.0
 
     def count_path(self, drafted_depths: Sequence[int], accepted: int) -> None:
-        """Books one sequence's round: the depth of every verified draft token, and how deep the accepted path went."""
+        """Books one sequence's round: the depth of every verified draft token, and how deep the accepted path
+        went.
+        """
         deepest = max(drafted_depths, default=0)
         for counts in (self.drafted_at, self.accepted_at):
             counts.extend([0] * (deepest - len(counts)))

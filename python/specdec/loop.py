@@ -63,7 +63,7 @@ class Sequence_:
         return self.request.max_new_tokens - len(self.result.tokens)
 
     def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Appends tokens up to where the sequence ends; returns those appended and why it ended, if it did."""
+        """Appends tokens up to where the sequence ends; returns them, and why it ended if it did."""
         taken: list[int] = []
         reason: FinishReason | None = None
         for token in tokens:
@@ -96,7 +96,8 @@ class Loop:
         model: the target.
         drafter: proposes tokens; None decodes one token a round.
         slots: sequences that are decoded at the same time.
-        commit: "deferred" folds an accepted path in during the next verification, "eager" in a pass of its own.
+        commit: "deferred" folds an accepted path in during the next verification, "eager" in a pass of its
+            own.
         budget: how many drafts a round is worth; the default adapts up to 16.
         observer: called after every round.
     """
@@ -131,13 +132,15 @@ class Loop:
             pass
         return results
 
-    def stream(self, requests: Sequence[Request], results: list[Result] | None = None) -> Iterator[TokenEvent]:
+    def stream(
+        self, requests: Sequence[Request], results: list[Result] | None = None
+    ) -> Iterator[TokenEvent]:
         """Decodes all requests and yields their tokens as they come.
 
         Args:
             requests: what to decode.
-            results: if given, filled with one `Result` a request, which grow while the events come; a consumer that
-                stops early finds there what was emitted, with finish reason "cancelled".
+            results: if given, filled with one `Result` a request, which grow while the events come; a
+                consumer that stops early finds there what was emitted, with finish reason "cancelled".
         """
         filled = [] if results is None else results
         filled.clear()
@@ -184,7 +187,7 @@ class Loop:
             [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new]
         )
         events = []
-        finished = []
+        finished: list[Sequence_] = []
         for row, sequence in enumerate(new):
             first = accept_sampled(
                 logits[row : row + 1],
@@ -346,7 +349,7 @@ class Loop:
     def _book(
         self, sequence: Sequence_, proposal: Proposal, path: Sequence[int], emitted: Sequence[int]
     ) -> None:
-        """Statistics of one sequence's round. Acceptance is the rule's, also where an end token cut the path."""
+        """Books one sequence's round. Acceptance is the rule's, also where an end token cut the path."""
         accepted = len(path) - 1
         depths = proposal.tree.depths
         self.statistics.count_path([d + 1 for d in depths], accepted)
@@ -358,7 +361,11 @@ class Loop:
         if depths:
             self.budget.observe_acceptance(proposal.confidence, max(depths) + 1, accepted)
         elif sequence.shadow is not None:
-            roots = [t for t, d in zip(sequence.shadow.tree.tokens, sequence.shadow.tree.depths, strict=True) if d == 0]
+            roots = [
+                t
+                for t, d in zip(sequence.shadow.tree.tokens, sequence.shadow.tree.depths, strict=True)
+                if d == 0
+            ]
             self.budget.observe_acceptance(sequence.shadow.confidence, 1, int(emitted[0] in roots))
         sequence.shadow = None
 

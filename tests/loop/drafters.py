@@ -13,8 +13,8 @@ Continuations = dict[tuple[int, ...], Sequence[int]]
 
 
 class RandomTreeDrafter:
-    """Knows the target's continuation and hides pieces of it in random trees: true prefixes, wrong siblings, wrong branches
-    below right nodes, nothing at all, and nodes in another topological order than depth first.
+    """Knows the target's continuation and hides pieces of it in random trees: true prefixes, wrong siblings,
+    wrong branches below right nodes, nothing at all, and nodes in another topological order than depth first.
 
     Args:
         continuations: greedy tokens by prompt.
@@ -88,4 +88,6 @@ class WrongDrafter(RandomTreeDrafter):
         at = self._at[request.slot]
         truth = self._known[request.slot][at : at + min(request.max_nodes, request.max_depth, 5)]
         tokens = [(t + 1) % self._vocab_size for t in truth]
-        return Proposal(TokenTree.from_chain(tokens), ProposalKind.DETERMINISTIC) if tokens else Proposal.empty()
+        return (
+            Proposal(TokenTree.from_chain(tokens), ProposalKind.DETERMINISTIC) if tokens else Proposal.empty()
+        )

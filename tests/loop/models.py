@@ -1,9 +1,10 @@
-"""Small models for loop tests: random weights with sharp logits, so that greedy decoding is not one repeated token."""
+"""Small models for loop tests: random weights with sharp logits, so that greedy decoding is not one repeated
+token.
+"""
 
 from __future__ import annotations
 
 import torch
-
 from specdec.models.checkpoint import expected_tensors
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
@@ -36,9 +37,7 @@ def random_model(
             weights[name] = 1.0 + 0.1 * noise
         elif name.endswith("A_log"):
             weights[name] = noise.abs()
-        elif name.endswith(("dt_bias", "bias")):
-            weights[name] = 0.5 * noise
-        elif "conv1d" in name:
+        elif name.endswith(("dt_bias", "bias")) or "conv1d" in name:
             weights[name] = 0.5 * noise
         else:
             weights[name] = noise * shape[-1] ** -0.5

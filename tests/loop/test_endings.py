@@ -1,9 +1,8 @@
-"""Where a sequence ends: end tokens and stop strings inside an accepted block, token limits, early consumers."""
+"""Where a sequence ends: end tokens and stops inside an accepted block, token limits, early consumers."""
 
 from __future__ import annotations
 
 import pytest
-
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.oracle import OracleDrafter
@@ -43,7 +42,7 @@ class StopAfter:
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_stop_inside_an_accepted_block(count, model, text):
-    """With 5 drafts a round all accepted, the stop falls on every place of a block; the cache ends there too."""
+    """With 5 accepted drafts a round, the stop falls on every place of a block; the cache ends there too."""
     request = Request(PROMPT, max_new_tokens=60, stop=lambda: StopAfter(count), ignore_eos=True)
     loop = Loop(
         model,
@@ -70,7 +69,7 @@ def test_token_limit_is_never_exceeded(count, model, text):
 
 
 def test_end_token_inside_an_accepted_block(text):
-    """Whichever token ends the text, it is emitted last, and nothing after it is emitted, streamed or kept."""
+    """Whichever token ends the text is emitted last; nothing after it is emitted, streamed or kept."""
     for eos in dict.fromkeys(text[1:12]):
         model = random_model(eos_token_ids=(eos,))
         end = text.index(eos) + 1

@@ -1,4 +1,6 @@
-"""Greedy decoding: whatever is drafted, the tokens are those of plain decoding and the cache is what they alone give."""
+"""Greedy decoding: whatever is drafted, the tokens are those of plain decoding and the cache is what they
+alone give.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import random
 
 import pytest
 import torch
-
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -68,7 +69,9 @@ KINDS = ["tree", "chain", "wrong", "oracle", "ngram", "ngram-tree", "self", "oth
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_cache_equal_plain_decoding(kind, slots, commit, model, requests, plain):
-    """Batches mix just-prefilled, finished and replaced sequences; the auditor compares the cache bit for bit."""
+    """Batches mix just-prefilled, finished and replaced sequences; the auditor compares the cache bit for
+    bit.
+    """
     auditor = CacheAuditor(model, slots)
     loop = Loop(
         model,
@@ -97,7 +100,9 @@ def test_adaptive_budget_changes_no_token(model, requests, plain):
 
 @pytest.mark.parametrize("kind", ["wrong", "self"])
 def test_thousand_tokens(kind, model):
-    """Acceptance is exactly 0 for a drafter that is always wrong and exactly 1 for the target itself, with one text."""
+    """Acceptance is exactly 0 for a drafter that is always wrong and exactly 1 for the target itself, with
+    one text.
+    """
     request = Request([5, 6, 7], max_new_tokens=1000, ignore_eos=True)
     plain = {(5, 6, 7): Loop(model).run([request])[0].tokens}
     loop = Loop(model, make(kind, model, plain, 1), budget=DraftBudget(6, adaptive=False))
@@ -107,9 +112,13 @@ def test_thousand_tokens(kind, model):
     assert loop.statistics.drafted > 800
 
 
-@pytest.mark.parametrize("extra", [{}, {"use_short_conv": False}, {"use_gate": False, "conv_bias": True, "conv_size": 2}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"use_short_conv": False}, {"use_gate": False, "conv_bias": True, "conv_size": 2}]
+)
 def test_model_variants(extra):
-    variant = random_model(2, num_v_heads=2, expand_v=2.0, allow_neg_eigval=True, tie_word_embeddings=False, **extra)
+    variant = random_model(
+        2, num_v_heads=2, expand_v=2.0, allow_neg_eigval=True, tie_word_embeddings=False, **extra
+    )
     request = Request([3, 1, 4, 1, 5], max_new_tokens=30, ignore_eos=True)
     plain = {tuple(request.prompt): Loop(variant).run([request])[0].tokens}
     auditor = CacheAuditor(variant, 1)

@@ -1,7 +1,9 @@
-"""Any smaller model as drafter, its own recurrent state kept in step by the same factors that the target uses.
+"""Any smaller model as drafter, its own recurrent state kept in step by the same factors that the target
+uses.
 
-Drafting is verification too: every step runs the drafter's new token over its frozen committed state and the factors of
-the steps before (`Steps`). What the target accepts is then committed from those factors; nothing was copied or rolled back.
+Drafting is verification too: every step runs the drafter's new token over its frozen committed state and the
+factors of the steps before (`Steps`). What the target accepts is then committed from those factors; nothing
+was copied or rolled back.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class _Slot:
     """A sequence's drafter-side bookkeeping.
 
     Attributes:
-        unseen: emitted tokens that are not in the drafter's state and have no factors; the last is the round's root.
+        unseen: emitted tokens that are not in the drafter's state and have no factors; the last is the
+            round's root.
         row: its row in the round being drafted, or -1.
         fed: draft tokens of that round that the drafter has run (all but the last one proposed).
         committed: nodes of its row to commit, once the target has decided.
@@ -46,7 +49,8 @@ class _Slot:
 
 
 class ModelDrafter:
-    """Drafts chains with a model of the target's vocabulary, greedily where the request is greedy, else by sampling.
+    """Drafts chains with a model of the target's vocabulary, greedily where the request is greedy, else by
+    sampling.
 
     Args:
         model: the drafter; its vocabulary must be the target's.
@@ -108,7 +112,7 @@ class ModelDrafter:
     # --- state ---
 
     def _settle(self, defer_for: Sequence[int] | None = None) -> None:
-        """Commits the accepted paths of the last drafted round; deferred when the same rows go on drafting."""
+        """Commits the last round's accepted paths; deferred when the same rows go on drafting."""
         round = self._steps.round
         if round is None:
             return

@@ -14,7 +14,8 @@ class OracleDrafter:
     """Proposes the target's own next tokens, each right with probability p, independently.
 
     Args:
-        continuations: (prompt, tokens that the target's greedy decoding gives after it), from a run done before.
+        continuations: (prompt, tokens that the target's greedy decoding gives after it), from a run done
+            before.
         vocab_size: V; a wrong token is another one of these.
         p: chance that a proposed token is the right one, in [0, 1].
         seed: which tokens are wrong; a sequence's errors depend on it, its prompt and the position only.
@@ -52,12 +53,15 @@ class OracleDrafter:
         known = self._continuations.get(tuple(prompt))
         if known is None:
             raise ValueError(
-                f"prompt: the oracle has no continuation for this prompt of {len(prompt)} tokens; decode it first"
+                f"prompt: the oracle has no continuation for this prompt of {len(prompt)} tokens; "
+                "decode it first"
             )
         draw = random.Random(hash((self._seed, *prompt)))
         self._known[slot] = known
         self._proposed[slot] = tuple(
-            t if draw.random() < self._p else (t + 1 + draw.randrange(self._vocab_size - 1)) % self._vocab_size
+            t
+            if draw.random() < self._p
+            else (t + 1 + draw.randrange(self._vocab_size - 1)) % self._vocab_size
             for t in known
         )
         self._emitted[slot] = 0
@@ -69,7 +73,9 @@ class OracleDrafter:
             at = self._emitted[r.slot]
             tokens = self._proposed[r.slot][at : at + min(r.max_nodes, r.max_depth)]
             proposals.append(
-                Proposal(TokenTree.from_chain(tokens), ProposalKind.DETERMINISTIC) if tokens else Proposal.empty()
+                Proposal(TokenTree.from_chain(tokens), ProposalKind.DETERMINISTIC)
+                if tokens
+                else Proposal.empty()
             )
         return proposals
 

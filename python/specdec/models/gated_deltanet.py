@@ -1,7 +1,7 @@
 """Gated DeltaNet (arXiv 2412.06464) over specdec's ops.
 
-Every op treats a row alike whatever stands beside it, so the logits of a verified node are bit for bit those of decoding
-its path token by token.
+Every op treats a row alike whatever stands beside it, so the logits of a verified node are bit for bit those
+of decoding its path token by token.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class GatedDeltaNetForCausalLM:
     Args:
         config: the validated configuration.
         weights: tensors by their checkpoint names.
-        dtype: of the activations: float32, or bfloat16. Weights that are bfloat16 in the checkpoint are read as
-            they are in both cases; the recurrent state, its factors, gates and beta are float32 in both cases.
+        dtype: of the activations: float32, or bfloat16. Weights that are bfloat16 in the checkpoint are read
+            as they are in both cases; the recurrent state, its factors, gates and beta are float32 in both
+            cases.
     """
 
     def __init__(
@@ -214,11 +215,10 @@ class GatedDeltaNetForCausalLM:
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, N, C] -> q, k [B, N, HK, DK] and v [B, N, HV, DV], as views."""
         c = self.config
-        q, k, v = mixed.split((c.key_dim, c.key_dim, c.value_dim), dim=-1)
         return (
-            q.unflatten(-1, (c.num_heads, c.head_k_dim)),
-            k.unflatten(-1, (c.num_heads, c.head_k_dim)),
-            v.unflatten(-1, (c.num_v_heads, c.head_v_dim)),
+            mixed[..., : c.key_dim].unflatten(-1, (c.num_heads, c.head_k_dim)),
+            mixed[..., c.key_dim : 2 * c.key_dim].unflatten(-1, (c.num_heads, c.head_k_dim)),
+            mixed[..., 2 * c.key_dim :].unflatten(-1, (c.num_v_heads, c.head_v_dim)),
         )
 
     def _finish(self, layer: _Layer, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
