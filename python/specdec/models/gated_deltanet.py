@@ -207,7 +207,7 @@ class GatedDeltaNetForCausalLM:
         channels = c.conv_dim
         gate = None
         if c.use_gate:
-            gate = y[..., channels : channels + c.value_dim].unflatten(-1, (c.num_v_heads, c.head_v_dim))
+            gate = _split_heads(y[..., channels : channels + c.value_dim], c.num_v_heads)
         a = y[..., -2 * c.num_v_heads : -c.num_v_heads]
         b = y[..., -c.num_v_heads :]
         return y[..., :channels], gate, a, b
@@ -216,9 +216,9 @@ class GatedDeltaNetForCausalLM:
         """[B, N, C] -> q, k [B, N, HK, DK] and v [B, N, HV, DV], as views."""
         c = self.config
         return (
-            mixed[..., : c.key_dim].unflatten(-1, (c.num_heads, c.head_k_dim)),
-            mixed[..., c.key_dim : 2 * c.key_dim].unflatten(-1, (c.num_heads, c.head_k_dim)),
-            mixed[..., 2 * c.key_dim :].unflatten(-1, (c.num_v_heads, c.head_v_dim)),
+            _split_heads(mixed[..., : c.key_dim], c.num_heads),
+            _split_heads(mixed[..., c.key_dim : 2 * c.key_dim], c.num_heads),
+            _split_heads(mixed[..., 2 * c.key_dim :], c.num_v_heads),
         )
 
     def _finish(self, layer: _Layer, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
@@ -261,6 +261,11 @@ class GatedDeltaNetForCausalLM:
             gate_up=ops.pack_weight(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])),
             down=ops.pack_weight(get("mlp.down_proj.weight")),
         )
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, N, heads * D] -> [B, N, heads, D], a view."""
+    return x.view(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 
 def _given(tensor: Tensor | None) -> Tensor:
