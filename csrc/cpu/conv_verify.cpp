@@ -20,8 +20,6 @@ constexpr int64_t kMaxWidth = 16;
 // Channels of a work item: its taps stay in the first cache beside W rows of input.
 constexpr int64_t kTile = 256;
 
-Vec silu(Vec x) { return x / (Vec::set(1.0f) + exp(Vec::zero() - x)); }
-
 // The first `count` lanes, zero beyond.
 template <typename T>
 Vec load_lanes(const T* p, int64_t count) {
