@@ -294,6 +294,12 @@ def test_state_of_another_kind_is_refused(text_folder: Path, tmp_path: Path) -> 
     os.replace(out / "model.safetensors", out / "training.safetensors")
     with pytest.raises(ValueError, match="not the state of a run"):
         Training.resume(out)
+    run = Training(out, options())
+    run.train_step()
+    run.save()
+    (out / "losses.json").write_text("{}")
+    with pytest.raises(ValueError, match="not the state of a run"):
+        Training.resume(out)
 
 
 def test_ctrl_c_saves(text_folder: Path, tmp_path: Path) -> None:
