@@ -155,7 +155,7 @@ class ReferenceContender:
         """The baseline's tokens must be the reference's own choice, or a tie to within rounding.
 
         The two models round differently, so a near-tie can fall either way and free runs then part for good.
-        The reference therefore reads the baseline's text, and judges every token after the same ones before it.
+        The reference therefore reads the baseline's text and judges every token after the same ones before.
         """
         found = []
         for row, (prompt, tokens) in enumerate(zip(prompts, known, strict=True)):
@@ -163,8 +163,8 @@ class ReferenceContender:
             logits = self._model.forward(text)[0, len(prompt) - 1 :].float()  # [count, V]
             chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
             gap = logits.amax(-1) - chosen
-            # A logit sums as many rounded products as the model is wide, in every layer anew; such errors grow
-            # like a random walk, and two logits are compared.
+            # A logit sums as many rounded products as the model is wide, in every layer anew; such errors
+            # add up like a random walk, and two logits are compared.
             terms = self._model.config.hidden_size * self._model.config.num_hidden_layers
             tie = 2 * terms**0.5 * torch.finfo(self._model.dtype).eps * logits.abs().amax(-1)
             wrong = (gap > tie).nonzero()

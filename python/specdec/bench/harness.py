@@ -78,9 +78,9 @@ def measure(
 ) -> list[Measured]:
     """Times every contender on every unit.
 
-    On each unit the contenders take turns, `repeats` times, in an order that is reversed from turn to turn, so
-    that a slow moment of the machine meets all of them. The baseline's text is decoded first, untimed; it is what
-    tokens are compared with and what an oracle knows.
+    On each unit the contenders take turns, `repeats` times, in an order that is reversed from turn to turn,
+    so that a slow moment of the machine meets all of them. The baseline's text is decoded first, untimed; it
+    is what tokens are compared with and what an oracle knows.
 
     Args:
         contenders: the baseline among them.
@@ -130,8 +130,8 @@ def rows_of(
 ) -> list[dict[str, object]]:
     """One row a contender over all prompts, then one for each kind.
 
-    A unit's figures are medians over its repeats, those of a row geometric means over its units. A speedup is the median
-    of the ratios to the baseline's run of the same turn; it is None where tokens disagree.
+    A unit's figures are medians over its repeats, those of a row geometric means over its units. A speedup is
+    the median of the ratios to the baseline's run of the same turn; None where tokens disagree.
     """
     baseline = next(m for m in measured if m.contender.method == BASELINE)
     rows = []

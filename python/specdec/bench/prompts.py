@@ -53,8 +53,9 @@ def load_prompts(path: Path | None = None) -> list[Prompt]:
     prompts = []
     seen = set()
     for number, entry in enumerate(entries):
-        fields = [entry.get(key) if isinstance(entry, dict) else None for key in ("kind", "name", "prompt")]
-        if not all(isinstance(field, str) and field for field in fields):
+        values = [entry.get(key) if isinstance(entry, dict) else None for key in ("kind", "name", "prompt")]
+        fields = [value for value in values if isinstance(value, str) and value]
+        if len(fields) < len(values):
             raise ValueError(f"prompts: entry {number} of {path} lacks a text for 'kind', 'name' or 'prompt'")
         prompt = Prompt(*fields)
         if (prompt.kind, prompt.name) in seen:
@@ -67,7 +68,7 @@ def load_prompts(path: Path | None = None) -> list[Prompt]:
 def groups_of(prompts: list[Prompt], batch: int) -> list[list[Prompt]]:
     """Batches of `batch` prompts of one kind each, every prompt in at least one.
 
-    A kind whose number of prompts is no multiple of `batch` goes round: its first prompts fill its last batch.
+    A kind whose number of prompts is no multiple of `batch` goes round: its first prompts fill the last one.
     """
     kinds: dict[str, list[Prompt]] = {}
     for prompt in prompts:

@@ -32,8 +32,8 @@ def table_of(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("method", "drafter", "batch", "prompts"):
         table.add_column(name)
-    for name in ("tokens/s", "rounds/s", "accepted length", "acceptance", "speedup"):
-        table.add_column(name, justify="right")
+    for name in ("tokens/s", "rounds/s", "accepted\nlength", "drafts\naccepted", "speedup"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         kind = row.get("kind")
         table.add_row(
@@ -52,7 +52,7 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 
 def over_reference(rows: Sequence[Row]) -> list[tuple[int, float]]:
-    """(batch, tokens/s of the autoregressive loop over those of the reference model), where both were measured."""
+    """(batch, tokens/s of the autoregressive loop over the reference model's), where both were measured."""
     ratios = []
     for row in rows:
         speedup = row["speedup"]

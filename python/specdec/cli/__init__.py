@@ -1,4 +1,4 @@
-"""The command line: `specdec generate | bench | tune | info`."""
+"""The command line: `specdec generate | bench | info`."""
 
 from __future__ import annotations
 

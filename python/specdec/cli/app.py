@@ -16,7 +16,7 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Exact, fast speculative decoding for models with a recurrent state.",
     epilog='Example: specdec generate "def fibonacci(n):"',
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -170,7 +170,7 @@ def bench(
         Path | None, typer.Option(help="Draw the speedups here (PNG, SVG or PDF).", show_default=False)
     ] = None,
 ) -> None:
-    """Compare methods on the same prompts, interleaved in one process. Exits 1 where greedy tokens disagree."""
+    """Compare methods on the same prompts, interleaved in one process; exit 1 where greedy tokens differ."""
     from specdec.cli import bench as command
 
     options = command.Options(
@@ -190,20 +190,6 @@ def bench(
         plot=plot,
     )
     raise typer.Exit(command.run(options))
-
-
-@app.command(epilog="Example: specdec tune --kernels")
-def tune(
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Measure which verification strategy is fastest at which shape.")
-    ] = False,
-) -> None:
-    """Measure this machine and keep the results for later runs."""
-    from specdec.cli import tune as command
-
-    if not kernels:
-        raise ValueError("nothing to tune: give --kernels")
-    command.run()
 
 
 @app.command(epilog="Example: specdec info")

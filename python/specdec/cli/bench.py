@@ -28,6 +28,7 @@ from specdec.models.reference import ReferenceGatedDeltaNet
 from specdec.models.tokenizer import Tokenizer
 
 MISMATCH = 1
+PIPE_WIDTH = 160  # columns where stdout is no terminal
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def run(options: Options) -> int:
     units = {batch: _units(prompts, batch, tokenizer) for batch in batches}
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
     machine = describe()
     console.print(f"{machine}\n{options.model}, {options.dtype}, {len(prompts)} prompts, ", end="")
     console.print(f"{options.max_new_tokens} tokens each, median of {options.repeats}\n")

@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 
 USAGE = 2
 INTERRUPTED = 130
-BROKEN_PIPE = 141
+BROKEN_PIPE = 1  # as typer has it where a command meets one while writing
+MAX_LINE = 400
 
 # typer brings its own copy of click in newer versions, so its exceptions are found through typer's.
 _ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -48,6 +49,8 @@ def _guarded(command: Callable[[], Any]) -> int:
 
 def _fail(message: str) -> int:
     line = " ".join(message.split())
+    if len(line) > MAX_LINE:
+        line = line[:MAX_LINE] + "..."
     print(f"specdec: error: {line}", file=sys.stderr)
     return USAGE
 

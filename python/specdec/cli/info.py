@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,15 +27,32 @@ def run() -> None:
     console.print(table)
 
 
+def _libraries() -> list[str]:
+    found = []
+    for path in sorted((Path(__file__).resolve().parent.parent / "_lib").glob("*.so")):
+        what = "token trees and the n-gram index"
+        if path.name.startswith("libspecdec_cpu"):
+            what = f"CPU operators for {_builds()}"
+        found.append(f"{path.name}: {what}")
+    return found or ["none built: run `make build`"]
+
+
+def _builds() -> str:
+    try:
+        from specdec.ops._load import cpu_isa_builds
+    except ImportError as error:
+        return f"nothing usable ({error})"
+    return ", ".join(cpu_isa_builds())
+
+
 def _rows() -> list[tuple[str, str]]:
     return [
         ("specdec", __version__),
         ("torch", torch.__version__),
         ("CPU", f"{cpu_model()}, {os.cpu_count()} logical cores"),
-        ("instruction set", isa() or "none: the operators are not built"),
+        ("instruction set", isa() or "not built"),
         ("threads", str(torch.get_num_threads())),
         *[("library", line) for line in _libraries()],
         ("CUDA", "not built"),
-        ("strategy table", _strategy_table()),
         ("embedded models", ", ".join(embedded_models()) or "none"),
     ]
