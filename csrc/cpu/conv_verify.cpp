@@ -74,7 +74,7 @@ class Inputs {
   // rows [W] of new node n, oldest first.
   void find(int64_t n, InputRow* rows) const {
     int64_t id = prefix_ + n;
-    int64_t j = p_.W - 1;
+    int64_t j = std::min(p_.W, kMaxWidth) - 1;
     for (; j >= 0 && id >= 0; --j) {
       rows[j] = {raw(id), false};
       id = parent(id);

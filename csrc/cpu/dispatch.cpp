@@ -85,6 +85,7 @@ const char* isa_name() {
 SPECDEC_CPU_OP(commit, CommitParams)
 SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
 SPECDEC_CPU_OP(conv_verify, ConvVerifyParams)
+SPECDEC_CPU_OP(prefill, PrefillParams)
 SPECDEC_CPU_OP(linear, LinearParams)
 SPECDEC_CPU_OP(rms_norm, RmsNormParams)
 SPECDEC_CPU_OP(swiglu, SwigluParams)
