@@ -76,6 +76,9 @@ inline void multiply(int64_t M, int64_t K, const float* a, int64_t lda, const fl
   for (; m + kM <= M; m += kM) {
     multiply_block<kM, kV, kA, kInto>(K, a + m * step, lda, b, ldb, c + m * ldc, ldc, scale_at(m));
   }
+  for (; kM > kBlock && m + kBlock <= M; m += kBlock) {
+    multiply_block<kBlock, kV, kA, kInto>(K, a + m * step, lda, b, ldb, c + m * ldc, ldc, scale_at(m));
+  }
   for (; m < M; ++m) {
     multiply_block<1, kV, kA, kInto>(K, a + m * step, lda, b, ldb, c + m * ldc, ldc, scale_at(m));
   }
