@@ -1,11 +1,11 @@
-"""Times the operators against stepping, replaying, Hugging Face's loop and each other; every row is checked first.
+"""Times the operators against stepping, replaying, Hugging Face's loop and each other.
 
     python bench/ops.py --json ops.json
 
-The first table is at H = 8 heads, DK = DV = 256, a float32 state and batch 1. States rotate over 24 layers (48 MiB in all),
-as they do in a model, so that no state waits in a cache for the next call. Alternatives are timed in turn within one run and
-the figures are medians; a ratio is the other's time over ours. GB/s counts the bytes that the op cannot avoid: the state
-once for each read and write, inputs, outputs and factors.
+The first table is at H = 8 heads, DK = DV = 256, a float32 state and batch 1. States rotate over 24 layers
+(48 MiB in all), as they do in a model, so that no state waits in a cache for the next call. Alternatives are
+timed in turn within one run and the figures are medians; a ratio is the other's time over ours. GB/s counts
+the bytes that the op cannot avoid: the state once for each read and write, inputs, outputs and factors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def interleaved(functions: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median microseconds of each function; they take turns until `seconds` have passed (at least 5 turns)."""
+    """Median microseconds of each function; they take turns for `seconds`, at least 5 turns."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -105,14 +105,16 @@ class Workload:
 
 
 def require(actual: Tensor, expected: Tensor, what: str) -> None:
-    """Relative error of a float32 result below 1e-5: some hundred roundings at width 256, far from any real mistake."""
+    """Relative error below 1e-5: some hundred float32 roundings, far from any real mistake."""
     error = float((actual.double() - expected).norm() / expected.norm())
     if not error < 1e-5:
-        raise SystemExit(f"{what}: relative error {error:.2e} against the float64 reference, nothing is timed")
+        raise SystemExit(
+            f"{what}: relative error {error:.2e} against the float64 reference, nothing is timed"
+        )
 
 
 class DecodeSteps:
-    """Decoding one token a call: each call folds the layer's previous token (deferred commit) and verifies the next."""
+    """Decoding one token a call, each with the deferred commit of the layer's previous token."""
 
     def __init__(self, work: Workload) -> None:
         self.work = work
@@ -178,8 +180,7 @@ def headline_rows(seconds: float) -> list[dict[str, Any]]:
     verify_bytes = state_bytes + bytes_of(*work.tokens, out, *factors)
     commit_bytes = 2 * state_bytes + bytes_of(*factors)
     shape = f"B=1 N={DRAFT} H={HEADS} D={WIDTH}"
-    # Advancing the states for real would let them decay to zeros over thousands of repeats; a zero-mean random update of
-    # fresh tokens keeps them as they are in size, so the same factors can be folded again and again.
+    # Folding the same factors again and again is harmless: the gates forget, so the states stay of one size.
     written = [state.clone() for state in work.states]
 
     def separate() -> None:
@@ -238,7 +239,7 @@ def binary_tree(N: int) -> list[int]:
 
 
 def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
-    """Times the strategies and `auto` on one shape. `ratio` is the best strategy's time over auto's: 1 is perfect."""
+    """Times the strategies and `auto` on one shape. `ratio` is the best one's time over auto's."""
     layers = max(1, LAYERS // B)  # the same 48 MiB at every batch size
     work = Workload.random(B, N, layers, binary_tree(N) if shape == "tree" else None)
     for strategy in STRATEGIES:
@@ -309,7 +310,9 @@ def main(
     print_headlines(console, rows)
     if strategies:
         batches, counts = ([1, 4], [1, 8]) if quick else ([1, 4, 16], [1, 2, 4, 8, 16, 32, 64])
-        shapes = [(B, N, s) for B in batches for N in counts for s in ("chain", "tree") if N > 2 or s == "chain"]
+        shapes = [
+            (B, N, s) for B in batches for N in counts for s in ("chain", "tree") if N > 2 or s == "chain"
+        ]
         table = [strategy_row(B, N, s, 0.1 if quick else 1.0) for B, N, s in shapes]
         print_strategies(console, table)
         rows += table
