@@ -107,7 +107,7 @@ def test_greedy_tokens_equal_autoregressive(kind, slots, commit, drafts, model, 
 
 
 def test_default_method_audited(model, requests, plain):
-    """The loop as users run it, adaptive budget included, its cache compared bit for bit after every round."""
+    """The loop as users run it, adaptive budget included; its cache is compared after every round."""
     auditor = CacheAuditor(model, 4)
     some = requests[::3]
     results = Loop(model, NGramDrafter(), slots=4, observer=auditor).run(some)
