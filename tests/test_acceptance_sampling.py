@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from lossless.reference import distribution
 from specdec.acceptance import PenaltyHistory, SamplingParams, greedy_tokens, penalise, process_logits
 
-# float32 keeps 24 bits. A score enters exp() after one subtraction and one division, each off by half a step of a score
-# of at most S in size: p is off by a factor exp(2 S 2^-24), and by a few steps more for exp, the sum and the quotient.
+# float32 keeps 24 bits. A score enters exp() after one subtraction and one division, each off by half a step
+# of a score of at most S in size: p is off by a factor exp(2 S 2^-24), and by a few steps more for exp, the
+# sum and the quotient.
 EPS = 2.0**-24
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "path.h"
 #include "simd.h"
@@ -19,7 +20,11 @@ inline void advance_window(S* window, const ConvInputView& in, const PathView& p
   for (int64_t row = kept; row < W - 1; ++row) {
     const int64_t node = path_node(path, b, accepted - (W - 1 - row));
     const X* x = static_cast<const X*>(in.x) + b * in.stride_b + node * in.stride_n;
-    for (int64_t c = 0; c < C; ++c) window[row * C + c] = from_float<S>(to_float(x[c]));
+    if constexpr (std::is_same_v<X, S>) {
+      std::memcpy(window + row * C, x, C * sizeof(S));
+    } else {
+      for (int64_t c = 0; c < C; ++c) window[row * C + c] = from_float<S>(to_float(x[c]));
+    }
   }
 }
 

@@ -84,6 +84,7 @@ const char* isa_name() {
 
 SPECDEC_CPU_OP(commit, CommitParams)
 SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
+SPECDEC_CPU_OP(conv_verify, ConvVerifyParams)
 SPECDEC_CPU_OP(verify, VerifyParams)
 
 }  // namespace specdec::cpu

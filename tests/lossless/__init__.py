@@ -1,1 +1,1 @@
-"""Tools that prove an acceptance rule lossless: exact enumeration, chi-square, toy models, known biased variants."""
+"""Tools that prove an acceptance rule lossless: enumeration, chi-square, toy models, biased variants."""

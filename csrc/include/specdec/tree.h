@@ -53,9 +53,10 @@ struct TreeError {
   }
 };
 
-// Checks that -1 <= parents[i] < first_node + i, where first_node is the number of prefix nodes that come
-// before.
-inline TreeError check_parents(const int32_t* parents, int64_t nodes, int64_t first_node = 0) {
+// Checks that -1 <= parents[i] < first_node + i (int32_t or int64_t), where first_node is the number of
+// prefix nodes that come before.
+template <typename Int>
+inline TreeError check_parents(const Int* parents, int64_t nodes, int64_t first_node = 0) {
   TreeError error;
   error.first_node = first_node;
   if (nodes < 0 || first_node + nodes > kMaxSolveNodes) {

@@ -13,17 +13,19 @@ def accept_greedy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The longest path of each row on which every token is the argmax at its parent.
 
-    Node 0 is the round's root token: emitted before, accepted always. Siblings may repeat a token: of several accepted
-    nodes of the greatest depth the one of lowest index is taken, and all of them spell the same text.
+    Node 0 is the round's root token: emitted before, accepted always. Siblings may repeat a token: of several
+    accepted nodes of the greatest depth the one of lowest index is taken, and all of them spell the same
+    text.
 
     Args:
         logits_argmax: int64 [B, N], the target's greedy token after each node.
         tokens: int [B, N], the token of each node.
         parents: int [B, N], parent of each node, smaller than the node and -1 for node 0; None for chains.
-        lengths: int [B], valid nodes of each row; 0 for a row that takes no part. Beyond it nothing is looked at.
+        lengths: int [B], valid nodes of each row; 0 for an absent row. Nodes beyond it are ignored.
 
     Returns:
-        path: int32 [B, P], node indices from node 0 to the last accepted node, 0 beyond `path_lengths`; P is the longest.
+        path: int32 [B, P], node indices from node 0 to the last accepted node, 0 beyond `path_lengths`; P is
+            the longest length.
         path_lengths: int32 [B], at least 1, and 0 where the row's length is 0.
         next_token: int64 [B], the target's token after the path; 0 where the row's length is 0.
 
@@ -71,7 +73,7 @@ def _chains(want: _Ints, have: _Ints, size: _Ints) -> tuple[_Int32, _Int32]:
 
 
 def _trees(want: _Ints, have: _Ints, above: _Ints, size: _Ints) -> tuple[_Int32, _Int32]:
-    # Plain Python: for the few dozen nodes of a round it is several times faster than one array operation a node.
+    # Plain Python: for the few dozen nodes of a round it is several times faster than array operations.
     paths = [
         _deepest(*row)
         for row in zip(want.tolist(), have.tolist(), above.tolist(), size.tolist(), strict=True)

@@ -1,17 +1,21 @@
 """Counter-based random numbers: a sequence's randomness depends on its seed and token positions alone.
 
-Every uniform is a pure function of (seed, position, stream, draw), so neither batch neighbours nor the split of the text
-into rounds can disturb a sequence. The definition, to the bit, for every implementation in any language:
+Every uniform is a pure function of (seed, position, stream, draw), so neither batch neighbours nor the split
+of the text into rounds can disturb a sequence. The definition, to the bit, for every implementation in any
+language:
 
-1. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the
-   multipliers 0xD2511F53 and 0xCD9E8D57 and the key increments 0x9E3779B9 and 0xBB67AE85.
+1. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with
+   the multipliers 0xD2511F53 and 0xCD9E8D57 and the key increments 0x9E3779B9 and 0xBB67AE85.
 2. key = (seed mod 2^32, seed div 2^32) with 0 <= seed < 2^64.
-3. counter = (draw div 2, stream, position mod 2^32, position div 2^32) with 0 <= draw < 2^33 and 0 <= position < 2^64.
-4. Of the four output words w0..w3, draw uses the pair (lo, hi) = (w0, w1) if draw is even and (w2, w3) if odd.
+3. counter = (draw div 2, stream, position mod 2^32, position div 2^32) with 0 <= draw < 2^33
+   and 0 <= position < 2^64.
+4. Of the four output words w0..w3, draw uses the pair (lo, hi) = (w0, w1) for an even draw and (w2, w3) for
+   an odd one.
 5. u = ((hi * 2^32 + lo) div 2^11) * 2^-53, a float64 in [0, 1).
 
-`position` counts the tokens of the sequence from 0, the prompt included: it is the index of the token that the number
-helps to choose. Each position is decided once and each stream serves one purpose, so no number is used twice.
+`position` counts the tokens of the sequence from 0, the prompt included: it is the index of the token that
+the number helps to choose. Each position is decided once and each stream serves one purpose, so no number is
+used twice.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ def uniform(seed: int, position: int, stream: Stream, draw: int = 0) -> float:
 
 
 def uniforms(seed: int, position: int, count: int, stream: Stream) -> NDArray[np.float64]:
-    """The first `count` draws of one position and stream: float64 [count], each equal to `uniform(..., draw)`."""
+    """The first `count` draws of one position and stream: float64 [count], `uniform(..., draw)` each."""
     return uniform_grid(seed, position, stream, np.arange(count))
 
 
@@ -72,7 +76,7 @@ def uniform_grid(
     stream: Stream,
     draw: int | NDArray[np.integer] = 0,
 ) -> NDArray[np.float64]:
-    """`uniform` elementwise over arrays of seeds, positions and draws that broadcast against each other: float64."""
+    """`uniform` elementwise over arrays of seeds, positions and draws, broadcast against each other."""
     s, p, d = np.broadcast_arrays(
         np.asarray(seed, np.uint64), np.asarray(position, np.uint64), np.asarray(draw, np.uint64)
     )
@@ -98,10 +102,10 @@ def resolve_seed(seed: int | None) -> int:
 
 
 def categorical(weights: NDArray[np.floating], u: float) -> int:
-    """Draw an index with probability `weights[i] / sum(weights)` by inverting the cumulative sum at one uniform.
+    """Draw index i with probability `weights[i] / sum(weights)`: the cumulative sum inverted at one uniform.
 
-    Exactly: `c[i] = c[i-1] + float64(weights[i])` added in index order, `total = c[V-1]`; the result is the first i with
-    `c[i] > u * total`. As 0 <= u < 1 such an index exists and its weight is positive.
+    Exactly: `c[i] = c[i-1] + float64(weights[i])` in index order, `total = c[V-1]`; the result is the first i
+    with `c[i] > u * total`. As 0 <= u < 1 such an index exists and its weight is positive.
 
     Args:
         weights: [V], non-negative, any float dtype; they need not sum to one.

@@ -1,8 +1,8 @@
-"""From logits to the distribution that is sampled: penalty, temperature, top-k, top-p, min-p, softmax, in this order.
+"""From logits to the sampled distribution: penalty, temperature, top-k, top-p, min-p, softmax, in this order.
 
-Target rows and draft rows go through the same function with the same parameters, before any ratio is taken: the
-distribution that a drafted token was drawn from *is* the row used in its acceptance test. A row's numbers depend on that
-row alone: processing it with eight others or by itself gives the same bits.
+Target rows and draft rows go through the same function with the same parameters, before any ratio is taken:
+the distribution that a drafted token was drawn from *is* the row used in its acceptance test. A row's numbers
+depend on that row alone: processing it with eight others or by itself gives the same bits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class SamplingParams:
     Attributes:
         temperature: logits are divided by it; 0 is greedy decoding (then only the penalty has an effect).
         top_k: keep the k tokens of largest logit, ties to the lower index; 0 keeps all.
-        top_p: keep the smallest set of most probable tokens whose mass reaches top_p, the crossing token included, ties
-            to the lower index; 1 keeps all.
+        top_p: keep the smallest set of most probable tokens whose mass reaches top_p, the crossing token
+            included, ties to the lower index; 1 keeps all.
         min_p: keep tokens of at least min_p times the largest probability; 0 keeps all.
-        repetition_penalty: a seen token's logit is divided by it if positive and multiplied by it otherwise (CTRL,
-            arXiv 1909.05858); 1 is none.
+        repetition_penalty: a seen token's logit is divided by it if positive and multiplied by it otherwise
+            (CTRL, arXiv 1909.05858); 1 is none.
         seed: 0 <= seed < 2^64; None draws one when the sequence is admitted.
 
     Raises:
@@ -84,10 +84,11 @@ def _require(good: bool, name: str, given: object, wanted: str) -> None:
 
 
 class PenaltyHistory:
-    """Which tokens a sequence has seen: its prompt, its output and, for a draft node, the tokens on the node's own path.
+    """Which tokens a sequence has seen: prompt, output and, for a draft node, the tokens on its own path.
 
-    It is a set, so a token counts once however often it occurs. Only `extend` changes it, and it is called with emitted
-    tokens; drafts enter through `with_path`, which returns a new mask, so a rejected draft leaves no trace.
+    It is a set, so a token counts once however often it occurs. Only `extend` changes it, and it is called
+    with emitted tokens; drafts enter through `with_path`, which returns a new mask, so a rejected draft
+    leaves no trace.
     """
 
     def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
@@ -101,13 +102,13 @@ class PenaltyHistory:
         return self._seen
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Mark tokens as seen. Raises ValueError for a token outside the vocabulary; then nothing is marked."""
+        """Mark tokens as seen. A token outside the vocabulary is a ValueError, and then nothing is marked."""
         new = list(tokens)
         self._check(new)
         self._seen[new] = True
 
     def with_path(self, tokens: Sequence[int]) -> Tensor:
-        """What a draft node has seen: this history and `tokens`, those on the node's path, its own included. bool [V]."""
+        """What a draft node has seen, bool [V]: this history and `tokens`, the node's path with its own."""
         if not tokens:
             return self._seen
         self._check(tokens)
@@ -154,8 +155,8 @@ def greedy_tokens(logits: Tensor, params: SamplingParams, seen: Tensor | None = 
 def process_logits(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:
     """The distribution each row is sampled from: probabilities [..., V], float32 (float64 if given float64).
 
-    The order is repetition penalty, temperature, top-k, top-p, min-p, softmax; top-p counts the mass of what top-k left.
-    At temperature 0 a row is one at its greedy token and zero elsewhere.
+    The order is repetition penalty, temperature, top-k, top-p, min-p, softmax; top-p counts the mass of what
+    top-k left. At temperature 0 a row is one at its greedy token and zero elsewhere.
 
     Args:
         logits: [..., V], any float dtype; -inf excludes a token.
@@ -198,7 +199,8 @@ def _support(scores: NDArray[np.floating], params: SamplingParams) -> NDArray[np
         kept = np.arange(vocab)
         total = float(weight.sum())
     if params.top_p < 1.0:
-        # The nucleus is a prefix of the sorted tokens, so sorting a few of the largest nearly always suffices.
+        # The nucleus is a prefix of the sorted tokens, so sorting a few of the largest nearly always
+        # suffices.
         goal, count = params.top_p * total, 64
         ranked = kept if len(kept) < vocab else _largest(scores, count)
         mass = np.cumsum(weight[ranked])

@@ -1,10 +1,11 @@
 """Exact speculative sampling: whatever is drafted, the emitted tokens follow the target's distribution.
 
-Convention, here and everywhere: `p_target` is what the target samples from, `p_draft` is what the drafter sampled from,
-both after `process_logits` with the same parameters; row i is the distribution of the token *after* node i.
+Convention, here and everywhere: `p_target` is what the target samples from, `p_draft` is what the drafter
+sampled from, both after `process_logits` with the same parameters; row i is the distribution of the token
+*after* node i.
 
-The rules are written against `Decisions`. A sequence runs them with its seeded numbers; the proofs in `tests/lossless`
-run the same code over every outcome and add up the exact probabilities.
+The rules are written against `Decisions`. A sequence runs them with its seeded numbers; the proofs in
+`tests/lossless` run the same code over every outcome and add up the exact probabilities.
 """
 
 from __future__ import annotations
@@ -78,12 +79,13 @@ def walk_chain(
 ) -> Accepted:
     """Speculative sampling on a chain (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 
-    Draft x is accepted with probability min(1, p(x) / q(x)). The first rejection emits a token of norm([p - q]+) instead;
-    if none is rejected a bonus token of p is emitted.
+    Draft x is accepted with probability min(1, p(x) / q(x)). The first rejection emits a token of
+    norm([p - q]+) instead; if none is rejected a bonus token of p is emitted.
 
     Args:
         p_target: maps node i to its row [V]; called for nodes 0..n in order, only as far as the walk gets.
-        p_draft: n rows [V]; row i is what draft i was drawn from. A row of zeros rejects its draft and emits from p.
+        p_draft: n rows [V]; row i is what draft i was drawn from. A row of zeros rejects its draft and emits
+            from p.
         drafts: n tokens.
         decide: the random outcomes.
     """
@@ -103,10 +105,11 @@ def walk_deterministic(
 ) -> Accepted:
     """Sampling with drafts that were not drawn at random (n-gram, greedy drafter): any tree, exactly.
 
-    At each node one token is drawn from p as plain decoding would draw it; the walk goes on into the child that carries it
-    and ends where there is none. This has the law of testing the children one by one against a one-hot q (accept x with
-    probability p(x), else zero x in p and renormalise, at last sample from what remains), and more: under one seed the
-    text is token for token that of plain decoding, whatever is drafted. Repeated siblings share one draw.
+    At each node one token is drawn from p as plain decoding would draw it; the walk goes on into the child
+    that carries it and ends where there is none. This has the law of testing the children one by one against
+    a one-hot q (accept x with probability p(x), else zero x in p and renormalise, at last sample from what
+    remains), and more: under one seed the text is token for token that of plain decoding, whatever is
+    drafted. Repeated siblings share one draw.
 
     Args:
         p_target: maps node i to its row [V]; called only for nodes the walk visits.
@@ -180,7 +183,7 @@ class _Kind(Protocol):
 
 
 class ProposalLike(Protocol):
-    """What acceptance reads of a drafter's proposal (`specdec.drafters.Proposal`); the root token is not in it."""
+    """What acceptance reads of a drafter's proposal; the round's root token is not in it."""
 
     @property
     def tree(self) -> _Tree:
@@ -192,7 +195,7 @@ class ProposalLike(Protocol):
 
     @property
     def draft_probs(self) -> Tensor | None:
-        """[n, V]: row j is the processed distribution that node j's token was drawn from; None if DETERMINISTIC."""
+        """[n, V]: row j is the processed row that node j's token was drawn from; None if DETERMINISTIC."""
 
 
 def accept_sampled(
@@ -209,15 +212,17 @@ def accept_sampled(
     Args:
         logits: [N, V], any float dtype, the target's logits after each node; node 0 is the root token.
         tokens: [N] token of each node.
-        proposal: the drafts that make up nodes 1..N-1 (its node j is node j + 1 here); None if there are none.
+        proposal: the drafts that make up nodes 1..N-1 (its node j is node j + 1 here); None for a round
+            without drafts.
         params: the sequence's parameters, those its drafts were drawn with.
-        history: what the sequence has seen, the root token included; needed where there is a repetition penalty.
+        history: what the sequence has seen, the root token included; needed where there is a repetition
+            penalty.
         seed: the sequence's seed (`resolve_seed`).
         position: index in the sequence, prompt included, of the first token this round emits.
 
     Raises:
-        ValueError: shapes disagree, a token is outside the vocabulary, the kind of proposal has no exact rule for its
-            topology yet, or the penalty lacks its history.
+        ValueError: shapes disagree, a token is outside the vocabulary, the kind of proposal has no exact rule
+            for its topology yet, or the penalty lacks its history.
     """
     return decide_round(logits, tokens, proposal, params, history, SeededDecisions(seed, position))
 
@@ -260,7 +265,7 @@ def decide_round(
 
 
 class _Rows:
-    """Target rows on demand: most walks end early, and a row has the same bits whether it is made alone or not."""
+    """Target rows on demand: most walks end early, and a row has the same bits made alone or with others."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ def check_tensors(config: GatedDeltaNetConfig, shapes: Mapping[str, tuple[int, .
         raise ValueError(f"{where}: the tensors do not fit the config: {'; '.join(problems[:_LISTED])}{more}")
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint, one or the shards that its index names."""
     if (directory / WEIGHTS_NAME).is_file():
         return [directory / WEIGHTS_NAME]
@@ -196,8 +196,8 @@ def load_weights(
     small = torch.float64 if dtype == torch.float64 else torch.float32
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in _weight_files(directory):
-        with _opened(path) as file:
+    for path in weight_files(directory):
+        with open_weights(path) as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors handle is not a dict
                 if name == "lm_head.weight" and config.tie_word_embeddings:
                     continue
@@ -213,7 +213,7 @@ def load_weights(
 
     weights: dict[str, Tensor] = {}
     for path in sorted(set(where.values())):
-        with _opened(path) as file:
+        with open_weights(path) as file:
             for name in (name for name, at in where.items() if at == path):
                 # A copy in every case: the file's mapping must not outlive this call.
                 tensor = file.get_tensor(name)
@@ -222,7 +222,7 @@ def load_weights(
     return weights
 
 
-def _opened(path: Path) -> Any:
+def open_weights(path: Path) -> Any:
     """`safe_open` with one-line errors."""
     try:
         return safe_open(path, framework="pt", device="cpu")

@@ -1,0 +1,61 @@
+"""What the loop asks of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdec.drafters.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Asks for one sequence's drafts.
+
+    Attributes:
+        slot: the sequence.
+        max_nodes: most nodes of the proposal; 0 asks for none.
+        max_depth: most nodes of a path.
+        sampling: the sequence's `SamplingParams`; None is greedy.
+    """
+
+    slot: int
+    max_nodes: int
+    max_depth: int
+    sampling: object | None = None
+
+
+class Drafter(Protocol):
+    """Proposes tokens for sequences that live in slots.
+
+    A slot's calls come in this order: `begin`; `observe` with the first emitted token; then for every round
+    `propose` (where the loop drafts in that round) and `observe`; `end`.
+    """
+
+    @property
+    def name(self) -> str:
+        """How the command line and the statistics call it."""
+
+    @property
+    def free_proposals(self) -> bool:
+        """Whether a proposal of any length costs next to nothing against a decode step of the target."""
+
+    def begin(self, slot: int, prompt: Sequence[int]) -> None:
+        """A sequence with this prompt was admitted into the slot, and its prompt was prefilled."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """One proposal for each request, in order and within its limits; `Proposal.empty()` for none."""
+
+    def observe(self, slot: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """What became of a round.
+
+        Args:
+            slot: the sequence.
+            path: accepted nodes of the drafter's own proposal, root to leaf. () after the prefill.
+            tokens: all tokens that the round emitted: the accepted ones and the target's own; after the
+                prefill the first token.
+        """
+
+    def end(self, slot: int) -> None:
+        """The sequence left the slot. Also called where `begin` was not reached, and then does nothing."""

@@ -1,0 +1,65 @@
+"""The gated delta rule over whole sequences, differentiable: chunks of tokens by matrix products.
+
+Within a chunk the recurrence is one unit lower triangular system (the UT transform of arXiv 2406.06484,
+section 3, with the gate of arXiv 2412.06464, section 3.3); from chunk to chunk only the state is carried.
+Plain torch, so autograd gives the gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def gated_delta_chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int = 64) -> Tensor:
+    """Outputs of `S_t = a_t S_{t-1} + b_t (v_t - a_t S_{t-1} k_t) k_t^T`, `o_t = S_t q_t`, from a zero state.
+
+    Args:
+        q: `[B, T, H, DK]`, scaled already.
+        k: `[B, T, H, DK]`, normalised already. Key heads are repeated to the H value heads.
+        v: `[B, T, H, DV]`.
+        g: `[B, T, H]`, log a, at most 0.
+        beta: `[B, T, H]`.
+        chunk: tokens solved together. The result does not depend on it beyond rounding.
+
+    Returns:
+        `[B, T, H, DV]`, in the dtype of the inputs.
+    """
+    length = q.shape[1]
+    pad = -length % chunk
+
+    def chunks(x: Tensor) -> Tensor:
+        """`[B, T, H, ...]` -> `[B, H, T / chunk, chunk, ...]`; padding (k = beta = g = 0) changes nothing."""
+        x = x.transpose(1, 2)
+        x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, pad])
+        return x.reshape(*x.shape[:2], -1, chunk, *x.shape[3:])
+
+    q, k, v, g, beta = chunks(q), chunks(k), chunks(v), chunks(g), chunks(beta)
+    cumulative = g.cumsum(-1)  # G_i, from the chunk's start
+    # exp(G_i - G_j) for j <= i. Masked before exp: above the diagonal the exponent is positive and may
+    # overflow.
+    lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    difference = cumulative[..., :, None] - cumulative[..., None, :]
+    decay = difference.masked_fill(~lower, float("-inf")).exp()  # [B, H, n, chunk, chunk]
+
+    # (I + A) U = diag(beta) (V - diag(e^G) K S0): solved for both parts of the right side, before S0 is
+    # known.
+    system = (beta[..., None] * (k @ k.transpose(-1, -2)) * decay).tril(-1)
+    grown = cumulative.exp()[..., None]
+    right = beta[..., None] * torch.cat([v, grown * k], dim=-1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    writes, reads = torch.split(solved, [v.shape[-1], k.shape[-1]], dim=-1)
+    inner = (q @ k.transpose(-1, -2)) * decay
+    last = cumulative[..., -1:]
+    keys = (last - cumulative).exp()[..., None] * k
+    queries = grown * q
+
+    state = q.new_zeros(*q.shape[:2], k.shape[-1], v.shape[-1])  # [B, H, DK, DV]
+    outputs = []
+    for n in range(q.shape[2]):
+        u = writes[:, :, n] - reads[:, :, n] @ state
+        outputs.append(queries[:, :, n] @ state + inner[:, :, n] @ u)
+        state = last[:, :, n, :, None].exp() * state + keys[:, :, n].transpose(-1, -2) @ u
+    out = torch.cat(outputs, dim=2)[:, :, :length]  # [B, H, T, DV]
+    return out.transpose(1, 2)
