@@ -63,10 +63,12 @@ inline Vec written(bf16* p, Vec s) {
 }  // namespace detail
 
 // kR rows of `source` [kR, DK]; the advanced rows go to `target` (may be `source`; null: nobody reads them).
-// `row` is the first row's index in the head, sk and sq [kR] receive the dots of `probe`.
+// `row` is the first row's index in the head, sk and sq [kR] receive the dots of `probe`. `ahead` (or null)
+// is state that will be read soon: as many bytes as the block holds are fetched on the way, because rows are
+// too short for the hardware to notice the stream.
 template <Gate kGate, int kR, Factors kFactors, bool kDots, typename Source, typename Target>
 inline void step_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq) {
+                      int64_t row, const Probe& probe, float* sk, float* sq, const char* ahead) {
   Vec sums[2 * kR];
   if constexpr (kDots) {
     for (int i = 0; i < 2 * kR; ++i) sums[i] = Vec::zero();
@@ -78,6 +80,9 @@ inline void step_rows(const Source* source, Target* target, int64_t DK, const Fa
   for (int64_t c = 0; c < DK; c += Vec::kWidth) {
     Vec s[kR];
     for (int r = 0; r < kR; ++r) s[r] = Vec::load(source + r * DK + c);
+    if (ahead != nullptr) {
+      for (int r = 0; r < kR; ++r) __builtin_prefetch(ahead + (r * DK + c) * sizeof(Source), 0, 2);
+    }
     if constexpr (kFactors == Factors::kOne) {
       const Vec k = Vec::load(factors[0].k + c);
       for (int r = 0; r < kR; ++r) s[r] = fma(u[r], k, detail::decayed<kGate>(s[r], factors[0].decay, c));
@@ -122,13 +127,15 @@ inline void step_rows(const Source* source, Target* target, int64_t DK, const Fa
 // step_rows with the number of factors known only now.
 template <Gate kGate, int kR, bool kDots, typename Source, typename Target>
 inline void step_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq) {
+                      int64_t row, const Probe& probe, float* sk, float* sq, const char* ahead) {
   if (count == 0) {
-    step_rows<kGate, kR, Factors::kNone, kDots>(source, target, DK, factors, count, row, probe, sk, sq);
+    step_rows<kGate, kR, Factors::kNone, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
+                                                ahead);
   } else if (count == 1) {
-    step_rows<kGate, kR, Factors::kOne, kDots>(source, target, DK, factors, count, row, probe, sk, sq);
+    step_rows<kGate, kR, Factors::kOne, kDots>(source, target, DK, factors, count, row, probe, sk, sq, ahead);
   } else {
-    step_rows<kGate, kR, Factors::kMany, kDots>(source, target, DK, factors, count, row, probe, sk, sq);
+    step_rows<kGate, kR, Factors::kMany, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
+                                                ahead);
   }
 }
 
@@ -143,6 +150,7 @@ struct Pass {
   float* sk;  // [children, sum_stride]
   float* sq;
   int64_t sum_stride;
+  const char* ahead;  // state to fetch meanwhile, as much as the pass reads; or null
 };
 
 // The first child is answered while its parent's rows are in registers, the others from the block just
@@ -152,19 +160,21 @@ template <Gate kGate, int kR, typename Source, typename Target>
 inline void run_block(const Source* source, Target* target, const Pass& p, int64_t r) {
   source += r * p.DK;
   if (target != nullptr) target += r * p.DK;
+  const int64_t offset = r * p.DK * static_cast<int64_t>(sizeof(Source));
+  const char* ahead = p.ahead != nullptr ? p.ahead + offset : nullptr;
   if (p.children == 0) {
     if (p.count > 0) {
       step_rows<kGate, kR, false>(source, target, p.DK, p.factors, p.count, p.row + r, Probe{}, nullptr,
-                                  nullptr);
+                                  nullptr, ahead);
     }
     return;
   }
   step_rows<kGate, kR, true>(source, target, p.DK, p.factors, p.count, p.row + r, p.probes[0], p.sk + r,
-                             p.sq + r);
+                             p.sq + r, ahead);
   const auto answer = [&](const auto* rows, int64_t c) {
     step_rows<kGate, kR, Factors::kNone, true>(rows, static_cast<float*>(nullptr), p.DK, nullptr, 0, 0,
                                                p.probes[c], p.sk + c * p.sum_stride + r,
-                                               p.sq + c * p.sum_stride + r);
+                                               p.sq + c * p.sum_stride + r, nullptr);
   };
   for (int64_t c = 1; c < p.children; ++c) {
     if (target != nullptr) {

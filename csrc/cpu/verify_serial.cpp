@@ -206,7 +206,21 @@ class Verifier {
         const int64_t n = children[c] - prefix_;
         probes[c] = Probe{w.stage.k + n * DK, w.stage.q + n * DK, w.stage.decay + n * decays_};
       }
-      const Pass pass{DK, rows, row, factors, step.factors, probes, step.children, w.sk, w.sq, sum_stride_};
+      // A lone pass streams; where more follow, the second fetches the next tile, which lies behind this one.
+      const State* ahead = plan.steps_count == 1 ? durable + kRows * DK
+                           : i == 1              ? durable + rows * DK
+                                                 : nullptr;
+      const Pass pass{DK,
+                      rows,
+                      row,
+                      factors,
+                      step.factors,
+                      probes,
+                      step.children,
+                      w.sk,
+                      w.sq,
+                      sum_stride_,
+                      reinterpret_cast<const char*>(ahead)};
       if (i == 0 && s.pending_count > 0) {
         Pass fold = pass;
         fold.factors = w.pending;
