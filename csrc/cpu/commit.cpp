@@ -70,9 +70,9 @@ void commit_tile(const CommitParams& p, int64_t slot, int64_t hv, int64_t row, i
   const int64_t DK = p.rec.DK;
   State* state = static_cast<State*>(p.state.data) + slot * p.state.slot_stride + (hv * p.rec.DV + row) * DK;
   if (p.mode == CommitMode::kExact) {
-    const char* ahead = reinterpret_cast<const char*>(state + kRows * DK);
+    const Ahead next{reinterpret_cast<const char*>(state + kRows * DK), kRows};
     run_pass<kGate>(state, state,
-                    Pass{DK, rows, row, head.factors, m, nullptr, 0, nullptr, nullptr, 0, ahead});
+                    Pass{DK, rows, row, head.factors, m, nullptr, 0, nullptr, nullptr, 0, next});
     return;
   }
   int64_t r = 0;
