@@ -1,7 +1,7 @@
 """Builds csrc/ with CMake into python/specdec/_lib and packages the result.
 
-Everything declarative is in pyproject.toml. setuptools' own CUDA support needs a CUDA build of torch, so CMake does the
-compiling; this file only drives it.
+Everything declarative is in pyproject.toml. setuptools' own CUDA support needs a CUDA build of torch, so
+CMake does the compiling; this file only drives it.
 """
 
 from __future__ import annotations

@@ -176,6 +176,8 @@ def test_save_and_load(tmp_path: Path, shard_bytes: int, tied: bool) -> None:
     assert (files == ["model.safetensors"]) == (shard_bytes == 1 << 30)
     assert len(files) == {1 << 30: 1, 1: len(weights)}.get(shard_bytes, len(files))
     assert not list(tmp_path.glob("*.partial"))
+    # Others may read the weights where they may read any new file of this user.
+    assert (tmp_path / files[0]).stat().st_mode == (tmp_path / "config.json").stat().st_mode
     assert load_config(tmp_path) == config
     loaded = load_weights(tmp_path, config)
     assert set(loaded) == set(expected_tensors(config))

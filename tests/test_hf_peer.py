@@ -24,6 +24,8 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_conv_kernel_dim": 4,

@@ -12,6 +12,8 @@ from specdec._host import SuffixAutomaton
 from specdec.drafters import DraftRequest, NGramDrafter, Proposal, ProposalKind
 from specdec.tree import TokenTree
 
+seeded = settings(deadline=None, derandomize=True)
+
 texts = st.one_of(
     st.lists(st.integers(0, 1), max_size=60),
     st.lists(st.integers(0, 3), max_size=60),
@@ -72,6 +74,7 @@ def automaton_of(text: Sequence[int], max_match: int) -> SuffixAutomaton:
     return automaton
 
 
+@seeded
 @given(texts, st.integers(1, 12))
 def test_longest_match_after_every_token(text: list[int], max_match: int) -> None:
     automaton = SuffixAutomaton(max_match)
@@ -82,6 +85,7 @@ def test_longest_match_after_every_token(text: list[int], max_match: int) -> Non
         assert automaton.match() == longest_match(text[: i + 1], max_match)
 
 
+@seeded
 @given(texts, st.integers(1, 5), st.integers(1, 8), st.integers(1, 10))
 def test_first_path_continues_the_latest_longest_match(
     text: list[int], min_match: int, max_match: int, depth: int
@@ -93,6 +97,7 @@ def test_first_path_continues_the_latest_longest_match(
     assert list(tokens) == (continuation(text, end + 1, depth) if expected >= min_match else [])
 
 
+@seeded
 @given(texts, st.integers(1, 3), st.integers(1, 8), st.integers(1, 6), st.integers(2, 6), st.integers(0, 40))
 def test_branches_merge_into_a_tree(
     text: list[int], min_match: int, max_match: int, depth: int, branches: int, nodes: int
@@ -105,6 +110,7 @@ def test_branches_merge_into_a_tree(
     assert (parents is None) == tree.is_chain
 
 
+@seeded
 @given(texts, texts, st.lists(st.integers(1, 9), max_size=20), st.integers(1, 6))
 def test_chunking_and_clearing_change_nothing(
     text: list[int], before: list[int], chunks: list[int], max_match: int
@@ -121,7 +127,7 @@ def test_chunking_and_clearing_change_nothing(
     assert chunked.propose(1, 64, 8, 4) == whole.propose(1, 64, 8, 4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(seeded, max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from([2, 50, 150_000]))
 def test_long_texts(seed: int, vocab: int) -> None:
     draw = random.Random(seed)

@@ -24,6 +24,8 @@ from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
 from specdec.training.pretrain import app
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = {
     "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 1, "num_v_heads": 2,
     "head_dim": 16, "expand_v": 1.0, "intermediate_size": 48, "tie_word_embeddings": True,
@@ -48,15 +50,6 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / ".hidden").mkdir()
     (folder / ".hidden" / "x.py").write_text("HIDDEN " * 100)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Bit-equality is promised for equal thread counts; one is the fastest for models this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def sequential(q, k, v, g, beta):
@@ -292,6 +285,12 @@ def test_state_of_another_kind_is_refused(text_folder: Path, tmp_path: Path) -> 
     torch.manual_seed(0)
     save_model(out, small(), TrainableGatedDeltaNet(small()).state_dict())
     os.replace(out / "model.safetensors", out / "training.safetensors")
+    with pytest.raises(ValueError, match="not the state of a run"):
+        Training.resume(out)
+    run = Training(out, options())
+    run.train_step()
+    run.save()
+    (out / "losses.json").write_text("{}")
     with pytest.raises(ValueError, match="not the state of a run"):
         Training.resume(out)
 

@@ -9,10 +9,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec.drafters import Proposal, ProposalKind, batch_proposals
 from specdec.tree import MAX_NODES, TokenTree
+
+seeded = settings(deadline=None, derandomize=True)
 
 
 @st.composite
@@ -31,6 +33,7 @@ def walk_up(tree: TokenTree, node: int) -> list[int]:
     return path
 
 
+@seeded
 @given(trees())
 def test_structure_follows_the_parents(tree: TokenTree) -> None:
     nodes = range(len(tree))
@@ -49,6 +52,7 @@ def test_structure_follows_the_parents(tree: TokenTree) -> None:
     assert [sorted(np.flatnonzero(row).tolist()) for row in mask] == paths
 
 
+@seeded
 @given(trees())
 def test_chains_and_waves_can_be_run_in_order(tree: TokenTree) -> None:
     assert [c for wave in tree.waves for c in wave] == list(range(len(tree.chains)))
@@ -65,6 +69,7 @@ def test_chains_and_waves_can_be_run_in_order(tree: TokenTree) -> None:
     assert len(ready) == len(tree) + 1
 
 
+@seeded
 @given(trees())
 def test_depth_first_visits_light_children_before_the_heavy_one(tree: TokenTree) -> None:
     heavy = {b for chain in tree.chains for b in chain[1:]}
@@ -84,6 +89,7 @@ def test_chain_of_a_tie_is_the_first_child() -> None:
     assert TokenTree([1, 2, 3, 4], [-1, 0, 0, -1]).chains == ((0, 1), (3,), (2,))
 
 
+@seeded
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=8))
 def test_from_paths_holds_every_prefix_once(paths: list[list[int]]) -> None:
     tree = TokenTree.from_paths(paths)
@@ -95,6 +101,7 @@ def test_from_paths_holds_every_prefix_once(paths: list[list[int]]) -> None:
         assert len(siblings) == len(set(siblings))
 
 
+@seeded
 @given(trees(), st.randoms(use_true_random=False))
 def test_reorder_keeps_the_tree(tree: TokenTree, random: object) -> None:
     order: list[int] = []
@@ -109,6 +116,7 @@ def test_reorder_keeps_the_tree(tree: TokenTree, random: object) -> None:
         assert reordered.tokens[new] == tree.tokens[old]
 
 
+@seeded
 @given(trees(), st.integers(0, 30))
 def test_truncate_keeps_the_first_nodes(tree: TokenTree, nodes: int) -> None:
     assert tree.truncate(nodes) == TokenTree(tree.tokens[:nodes], tree.parents[:nodes])

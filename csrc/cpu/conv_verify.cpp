@@ -20,8 +20,6 @@ constexpr int64_t kMaxWidth = 16;
 // Channels of a work item: its taps stay in the first cache beside W rows of input.
 constexpr int64_t kTile = 256;
 
-Vec silu(Vec x) { return x / (Vec::set(1.0f) + exp(Vec::zero() - x)); }
-
 // The first `count` lanes, zero beyond.
 template <typename T>
 Vec load_lanes(const T* p, int64_t count) {
@@ -76,7 +74,7 @@ class Inputs {
   // rows [W] of new node n, oldest first.
   void find(int64_t n, InputRow* rows) const {
     int64_t id = prefix_ + n;
-    int64_t j = p_.W - 1;
+    int64_t j = std::min(p_.W, kMaxWidth) - 1;
     for (; j >= 0 && id >= 0; --j) {
       rows[j] = {raw(id), false};
       id = parent(id);

@@ -52,6 +52,14 @@ const char* isa_name() {
   return "portable";
 }
 
+const char* isa_builds() {
+#ifdef SPECDEC_X86
+  return "portable,avx2,avx512";
+#else
+  return "portable";
+#endif
+}
+
 #ifdef SPECDEC_X86
 #define SPECDEC_CPU_OP(op, Params) \
   namespace avx512 {               \
@@ -85,6 +93,11 @@ const char* isa_name() {
 SPECDEC_CPU_OP(commit, CommitParams)
 SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
 SPECDEC_CPU_OP(conv_verify, ConvVerifyParams)
+SPECDEC_CPU_OP(prefill, PrefillParams)
+SPECDEC_CPU_OP(linear, LinearParams)
+SPECDEC_CPU_OP(rms_norm, RmsNormParams)
+SPECDEC_CPU_OP(swiglu, SwigluParams)
+SPECDEC_CPU_OP(gated_delta_gates, GatesParams)
 SPECDEC_CPU_OP(verify, VerifyParams)
 
 }  // namespace specdec::cpu

@@ -18,12 +18,14 @@ static inline int max_threads() {  // static: one copy a file, never an AVX-512 
 #endif
 }
 
+constexpr int64_t kParallelWork = 32768;
+
 // Runs f(i) for i in [0, n), each i once, in any order. `work` is a rough count of multiply-adds in all:
-// below a few ten thousand a second thread costs more than it brings.
+// below kParallelWork a second thread costs more than it brings.
 template <typename F>
 inline void parallel_for(int64_t n, int64_t work, F&& f) {
 #ifdef _OPENMP
-  if (n > 1 && work >= 32768 && omp_get_max_threads() > 1 && !omp_in_parallel()) {
+  if (n > 1 && work >= kParallelWork && omp_get_max_threads() > 1 && !omp_in_parallel()) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; ++i) f(i);
     return;

@@ -45,4 +45,30 @@ inline float lane0(Vec a) {
 
 inline float exp(float x) { return lane0(exp(Vec::set(x))); }
 
+// ln(1 + t) for t in [0, 1], small t keeps its relative accuracy: 2 atanh(t / (2 + t)), whose argument is at
+// most 1/3, by its series to degree 15 (remainder below 2^-28 of the value).
+inline Vec log1p_unit(Vec t) {
+  const Vec s = t / (Vec::set(2.0f) + t);
+  const Vec s2 = s * s;
+  Vec p = Vec::set(1.0f / 15.0f);
+  p = fma(p, s2, Vec::set(1.0f / 13.0f));
+  p = fma(p, s2, Vec::set(1.0f / 11.0f));
+  p = fma(p, s2, Vec::set(1.0f / 9.0f));
+  p = fma(p, s2, Vec::set(1.0f / 7.0f));
+  p = fma(p, s2, Vec::set(1.0f / 5.0f));
+  p = fma(p, s2, Vec::set(1.0f / 3.0f));
+  const Vec twice = s + s;
+  return fma(p * s2, twice, twice);
+}
+
+inline Vec sigmoid(Vec x) { return Vec::set(1.0f) / (Vec::set(1.0f) + exp(Vec::zero() - x)); }
+
+inline Vec silu(Vec x) { return x / (Vec::set(1.0f) + exp(Vec::zero() - x)); }
+
+// ln(1 + e^x) without overflow: max(x, 0) + ln(1 + e^-|x|).
+inline Vec softplus(Vec x) {
+  const Vec magnitude = max(x, Vec::zero() - x);
+  return max(Vec::zero(), x) + log1p_unit(exp(Vec::zero() - magnitude));
+}
+
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -1,6 +1,7 @@
 // verify: checks what a kernel may assume and hands over to the kernel of the strategy.
 #include "simd.h"
 #include "verify_serial.h"
+#include "verify_solve.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -16,6 +17,7 @@ Status verify(const VerifyParams& p) {
     case Strategy::kHybrid:
       return verify_serial(p);
     case Strategy::kSolve:
+      return verify_solve(p);
     case Strategy::kExact:
     case Strategy::kAuto:
       break;

@@ -1,55 +1,110 @@
-// Bindings of the short convolution: conv_verify, conv_commit.
+// Bindings of the short convolution: conv_verify, conv_verify_deferred, conv_commit.
 #include "../cpu/ops.h"
-#include "tensor_args.h"
+#include "views.h"
 
 namespace specdec::binding {
 
 namespace {
 
-ConvInputView conv_input(const Tensor& x, const char* name) {
+// Raw inputs [B, N, C] with free row and node strides. B, N or C of -1 is any.
+ConvInputView conv_input(const Tensor& x, const char* name, int64_t B, int64_t C) {
+  check_shape(x, name, {B, -1, C}, "[B, N, C]");
   check_last_contiguous(x, name);
   return {x.const_data_ptr(), float_dtype(x, name), x.size(1), x.stride(0), x.stride(1)};
 }
 
-ConvStateView conv_state_view(const Tensor& state, int64_t C) {
-  check_shape(state, "conv_state", {-1, -1, C}, "[S, W-1, C]");
-  STD_TORCH_CHECK(state.size(0) == 0 || state.size(1) == 0 || (state.stride(2) == 1 && state.stride(1) == C),
-                  "conv_state: got strides that are not ",
-                  "contiguous within a slot, want [W-1, C] contiguous");
-  return {state.mutable_data_ptr(), float_dtype(state, "conv_state"), state.size(0), state.stride(0)};
+// The window pool [S, W-1, C], in the dtype of x or float32.
+ConvStateView conv_state_view(const Tensor& state, int64_t window, int64_t C, DType x_dtype, Access access) {
+  check_shape(state, "conv_state", {-1, window, C}, "[S, W-1, C]");
+  check_pool(state, "conv_state", access);
+  const DType dtype = float_dtype(state, "conv_state");
+  STD_TORCH_CHECK(dtype == x_dtype || dtype == DType::kFloat32, "conv_state: got dtype ",
+                  torch::headeronly::toString(state.scalar_type()), ", want the dtype of x or float32");
+  return {pool_data(state, access), dtype, state.size(0), state.stride(0)};
 }
 
-// path [B, P] and path_lengths [B] into `nodes` nodes; node indices are checked because they address memory.
-PathView path_view(const OptionalTensor& path, const OptionalTensor& lengths, int64_t B, int64_t nodes) {
-  PathView view;
-  view.path = int32_or_null(path, "path", {B, -1}, "[B, P]");
-  view.max_length = path.has_value() ? path->size(1) : nodes;
-  view.lengths = int32_or_null(lengths, "path_lengths", {B}, "[B]");
-  if (view.path == nullptr) return view;
-  for (int64_t b = 0; b < B; ++b) {
-    const int64_t length =
-        view.lengths == nullptr ? view.max_length : std::clamp<int64_t>(view.lengths[b], 0, view.max_length);
-    for (int64_t i = 0; i < length; ++i) {
-      const int32_t node = view.path[b * view.max_length + i];
-      STD_TORCH_CHECK(node >= 0 && node < nodes, "path: row ", b, " entry ", i, " is ", node,
-                      ", want a node in [0, ", nodes, ")");
-    }
+// What both forms of the verification share. `first` is the number of prefix nodes.
+Rows fill(ConvVerifyParams& p, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+          const Tensor& conv_state, const OptionalTensor& slots, const OptionalTensor& parents,
+          const OptionalTensor& lengths, int64_t first, int64_t activation, Access access) {
+  p.x = conv_input(x, "x", -1, -1);
+  p.B = x.size(0);
+  p.N = x.size(1);
+  p.C = x.size(2);
+  check_dtype(weight, "weight", ScalarType::Float);
+  check_shape(weight, "weight", {p.C, -1}, "[C, W]");
+  check_contiguous(weight, "weight");
+  p.W = weight.size(1);
+  STD_TORCH_CHECK(p.W >= 1, "weight: got width 0, want at least 1");
+  p.weight = static_cast<const float*>(weight.const_data_ptr());
+  if (bias.has_value()) {
+    check_dtype(*bias, "bias", ScalarType::Float);
+    check_shape(*bias, "bias", {p.C}, "[C]");
+    check_contiguous(*bias, "bias");
+    p.bias = static_cast<const float*>(bias->const_data_ptr());
   }
-  return view;
+  STD_TORCH_CHECK(activation == 0 || activation == 1, "activation: got ", activation,
+                  ", want 0 (none) or 1 (silu)");
+  p.activation = static_cast<Activation>(activation);
+  p.state = conv_state_view(conv_state, p.W - 1, p.C, p.x.dtype, access);
+  const Rows rows = rows_view(slots, p.B, p.state.slots, "conv_state");
+  p.slots = rows.slots;
+  p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
+  p.parents = parents_view(parents, "parents", rows, p.N, first, p.lengths);
+  return rows;
+}
+
+Tensor run(ConvVerifyParams& p, const Tensor& x) {
+  Tensor y = new_contiguous({p.B, p.N, p.C}, aoti_dtype(x));
+  p.y = y.mutable_data_ptr();
+  check_status(cpu::conv_verify(p), "conv_verify");
+  return y;
+}
+
+Tensor conv_verify(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                   const Tensor& conv_state, const OptionalTensor& slots, const OptionalTensor& parents,
+                   const OptionalTensor& lengths, const OptionalTensor& prefix_x,
+                   const OptionalTensor& prefix_parents, int64_t activation) {
+  ConvVerifyParams p;
+  p.has_prefix = prefix_x.has_value();
+  if (p.has_prefix) p.prefix = conv_input(*prefix_x, "prefix.x", -1, -1);
+  const Rows rows = fill(p, x, weight, bias, conv_state, slots, parents, lengths, p.prefix.nodes, activation,
+                         Access::kRead);
+  if (p.has_prefix) {
+    check_shape(*prefix_x, "prefix.x", {p.B, -1, p.C}, "[B, NP, C]");
+    check_dtype(*prefix_x, "prefix.x", x.scalar_type());
+    p.prefix_parents = parents_view(prefix_parents, "prefix.parents", rows, p.prefix.nodes, 0, nullptr);
+  }
+  return run(p, x);
+}
+
+Tensor conv_verify_deferred(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                            const Tensor& conv_state, const OptionalTensor& slots,
+                            const OptionalTensor& parents, const OptionalTensor& lengths,
+                            const Tensor& pending_x, const OptionalTensor& pending_path,
+                            const OptionalTensor& pending_path_lengths, int64_t activation) {
+  ConvVerifyParams p;
+  const Rows rows =
+      fill(p, x, weight, bias, conv_state, slots, parents, lengths, 0, activation, Access::kWrite);
+  p.has_pending = true;
+  p.pending = conv_input(pending_x, "pending.x", p.B, p.C);
+  check_dtype(pending_x, "pending.x", x.scalar_type());
+  p.pending_path = path_view(pending_path, pending_path_lengths, "pending.path", "pending.path_lengths", rows,
+                             p.pending.nodes);
+  return run(p, x);
 }
 
 void conv_commit(const Tensor& conv_state, const Tensor& x, const OptionalTensor& path,
                  const OptionalTensor& path_lengths, const OptionalTensor& slots) {
-  check_shape(x, "x", {-1, -1, -1}, "[B, N, C]");
   ConvCommitParams p;
+  p.x = conv_input(x, "x", -1, -1);
   p.B = x.size(0);
   p.C = x.size(2);
-  p.W = conv_state.dim() == 3 ? conv_state.size(1) + 1 : 0;
-  p.x = conv_input(x, "x");
-  p.path = path_view(path, path_lengths, p.B, x.size(1));
-  p.state = conv_state_view(conv_state, p.C);
-  p.slots = int32_or_null(slots, "slots", {p.B}, "[B]");
-  check_slots(p.slots, p.B, p.state.slots);
+  p.state = conv_state_view(conv_state, -1, p.C, p.x.dtype, Access::kWrite);
+  p.W = conv_state.size(1) + 1;
+  const Rows rows = rows_view(slots, p.B, p.state.slots, "conv_state");
+  p.slots = rows.slots;
+  p.path = path_view(path, path_lengths, "path", "path_lengths", rows, p.x.nodes);
   check_status(cpu::conv_commit(p), "conv_commit");
 }
 
@@ -58,5 +113,7 @@ void conv_commit(const Tensor& conv_state, const Tensor& x, const OptionalTensor
 }  // namespace specdec::binding
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+  m.impl("conv_verify", TORCH_BOX(&specdec::binding::conv_verify));
+  m.impl("conv_verify_deferred", TORCH_BOX(&specdec::binding::conv_verify_deferred));
   m.impl("conv_commit", TORCH_BOX(&specdec::binding::conv_commit));
 }

@@ -8,6 +8,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,6 +73,15 @@ inline void check_contiguous(const Tensor& t, const char* name) {
                   ": got a non-contiguous tensor, want contiguous (call .contiguous())");
 }
 
+// The data of an argument that is there. Null means absent in a parameter struct, but an empty tensor's data
+// may be null too.
+template <typename T>
+inline const T* present(const Tensor& t) {
+  static const T none{};
+  const void* data = t.const_data_ptr();
+  return data != nullptr ? static_cast<const T*>(data) : &none;
+}
+
 // An optional contiguous int32 tensor of the given shape; null where absent.
 inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
                                     std::initializer_list<int64_t> want, const char* dims) {
@@ -79,11 +89,30 @@ inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
   check_dtype(*t, name, ScalarType::Int);
   check_shape(*t, name, want, dims);
   check_contiguous(*t, name);
-  return static_cast<const int32_t*>(t->const_data_ptr());
+  return present<int32_t>(*t);
 }
 
-// slots [B] must lie inside the pool and must not repeat: two rows writing one slot would corrupt it.
-void check_slots(const int32_t* slots, int64_t B, int64_t pool);
+// A fresh contiguous CPU tensor. The C call beneath stable::empty, which goes through the dispatcher and
+// costs several times as much: `verify` makes four outputs a call.
+inline Tensor new_contiguous(std::initializer_list<int64_t> sizes, int32_t aoti_dtype) {
+  int64_t strides[8];
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(sizes.begin()[d], 1);
+  }
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(),
+                                                         strides, aoti_dtype, aoti_torch_device_type_cpu(), 0,
+                                                         &handle));
+  return Tensor(handle);
+}
+
+inline int32_t aoti_dtype(const Tensor& t) {
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
+  return dtype;
+}
 
 inline void check_status(Status status, const char* op) {
   STD_TORCH_CHECK(status == Status::kOk, op,

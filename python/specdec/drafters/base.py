@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.acceptance.sampling import SamplingParams
 from specdec.drafters.proposal import Proposal
+
+GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +20,19 @@ class DraftRequest:
         slot: the sequence.
         max_nodes: most nodes of the proposal; 0 asks for none.
         max_depth: most nodes of a path.
-        sampling: the sequence's `SamplingParams`; None is greedy.
+        sampling: how the target chooses; a drafter that draws processes its logits in the same way.
+        seed: the sequence's seed. A draft for position p draws from the DRAFT stream at p.
+        position: index in the sequence, prompt included, of the first token to draft.
+        emitted: all tokens emitted so far. Not to be kept: it grows.
     """
 
     slot: int
     max_nodes: int
     max_depth: int
-    sampling: object | None = None
+    sampling: SamplingParams = GREEDY
+    seed: int = 0
+    position: int = 0
+    emitted: Sequence[int] = ()
 
 
 class Drafter(Protocol):

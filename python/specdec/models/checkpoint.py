@@ -298,7 +298,10 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
+    partial.touch()
+    mode = partial.stat().st_mode & 0o777  # what the user's umask gives; save_file writes 0600
     save_file(dict(tensors), partial, metadata={"format": "pt", **(metadata or {})})
+    partial.chmod(mode)
     os.replace(partial, path)
 
 

@@ -1,4 +1,4 @@
-"""Operators of the recurrences and of the short convolution.
+"""Operators of the recurrences, of the short convolution and of the dense layers around them.
 
 Importing this package loads the operator library and registers the namespace `specdec` with torch. The raw
 operators are `torch.ops.specdec.*`; `specdec.ops.reference` has the same functions in plain PyTorch and
@@ -7,6 +7,16 @@ float64.
 
 from specdec.ops._load import cpu_isa
 from specdec.ops.convolution import conv_commit, conv_verify
+from specdec.ops.dense import (
+    PackedWeight,
+    gated_delta_gates,
+    linear,
+    pack_weight,
+    rms_norm,
+    rms_norm_linear,
+    swiglu,
+    swiglu_linear,
+)
 from specdec.ops.recurrence import commit, prefill, verify
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
@@ -14,12 +24,20 @@ __all__ = [
     "ConvPending",
     "ConvPrefix",
     "Factors",
+    "PackedWeight",
     "Pending",
     "Prefix",
     "commit",
     "conv_commit",
     "conv_verify",
     "cpu_isa",
+    "gated_delta_gates",
+    "linear",
+    "pack_weight",
     "prefill",
+    "rms_norm",
+    "rms_norm_linear",
+    "swiglu",
+    "swiglu_linear",
     "verify",
 ]

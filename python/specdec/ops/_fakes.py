@@ -63,7 +63,7 @@ def _verify_deferred(
 @_fake("commit")
 def _commit(
     state: Tensor, k: Tensor, u: Tensor, g: Optional, path: Optional, path_lengths: Optional, slots: Optional,
-    mode: int,
+    how: int,
 ) -> None:  # fmt: skip
     _check_devices(state, k=k, u=u, g=g, path=path, path_lengths=path_lengths, slots=slots)
 

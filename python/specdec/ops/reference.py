@@ -64,10 +64,10 @@ def verify(
             decayed = before if g is None else _decay(before, g[b, i].to(real))
             u = v[b, i].to(real)  # [HV, DV]
             if beta is not None:
-                read = torch.einsum("hvk,hk->hv", decayed, _per_value_head(key, HV))
+                read = _read(decayed, _per_value_head(key, HV))
                 u = beta[b, i].to(real)[:, None] * (u - read)
-            after = decayed + torch.einsum("hv,hk->hvk", u, _per_value_head(key, HV))
-            out[b, i] = torch.einsum("hvk,hk->hv", after, _per_value_head(query, HV))
+            after = decayed + _outer(u, _per_value_head(key, HV))
+            out[b, i] = _read(after, _per_value_head(query, HV))
             factor_k[b, i], factor_u[b, i] = key, u
             if g is not None and factor_g is not None:
                 factor_g[b, i] = g[b, i].to(real)
@@ -243,6 +243,16 @@ def _per_value_head(x: Tensor, HV: int) -> Tensor:
     return x.repeat_interleave(HV // x.shape[0], dim=0)
 
 
+def _read(S: Tensor, x: Tensor) -> Tensor:
+    """S x for every value head: [HV, DV, DK] and [HV, DK] -> [HV, DV]."""
+    return (S @ x[:, :, None])[:, :, 0]
+
+
+def _outer(u: Tensor, k: Tensor) -> Tensor:
+    """u k^T for every value head: [HV, DV] and [HV, DK] -> [HV, DV, DK]."""
+    return u[:, :, None] * k[:, None, :]
+
+
 def _decay(S: Tensor, g: Tensor) -> Tensor:
     """a S with the gate [HV] per head or [HV, DK] per key channel."""
     a = g.exp()
@@ -254,4 +264,4 @@ def _advance(S: Tensor, factors: Factors, b: int, i: int, dtype: torch.dtype) ->
     if factors.g is not None:
         S = _decay(S, factors.g[b, i].to(dtype))
     key = _per_value_head(factors.k[b, i].to(dtype), S.shape[0])
-    return S + torch.einsum("hv,hk->hvk", factors.u[b, i].to(dtype), key)
+    return S + _outer(factors.u[b, i].to(dtype), key)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ..models.checkpoint import is_matrix, open_weights, save_model, write_json, write_tensors
@@ -162,11 +163,11 @@ class Training:
                             "step": torch.tensor(float(run.step)),
                             **{m: file.get_tensor(f"{m}/{name}").to(parameter.device) for m in _MOMENTS},
                         }
-            except (KeyError, TypeError, RuntimeError) as error:
+                saved = read_json_object(out / HISTORY_NAME, _MAX_HISTORY_BYTES)
+                run.history.training = [(s, x) for s, x in saved["training"] if s < run.step]
+                run.history.held_out = [(s, x) for s, x in saved["held_out"] if s <= run.step]
+            except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
                 raise ValueError(f"{path}: not the state of a run ({error})") from None
-        saved = read_json_object(out / HISTORY_NAME, _MAX_HISTORY_BYTES)
-        run.history.training = [(s, x) for s, x in saved["training"] if s < run.step]
-        run.history.held_out = [(s, x) for s, x in saved["held_out"] if s <= run.step]
         return run
 
     def train_step(self) -> float:

@@ -1,0 +1,57 @@
+# make run and make test work in a fresh clone; both prepare .venv first. An activated environment of your own is used as
+# PYTHON=... make build VENV= would: see README.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.built
+SOURCES := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
+
+.PHONY: build run test test-cpp lint format bench clean
+
+build: $(STAMP)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+
+# A torch that the environment already has is kept, whatever its build; otherwise the CPU build of this version.
+$(STAMP): $(BIN)/python $(SOURCES) tools/install_torch.py
+	$(BIN)/python tools/install_torch.py
+	$(BIN)/python -m pip install -q "setuptools>=77" wheel "cmake>=3.20" ninja "pybind11>=2.12"
+	$(BIN)/python -m pip install -q --no-build-isolation --editable ".[test,dev]"
+	touch $(STAMP)
+
+run: build
+	$(BIN)/specdec generate "def fibonacci(n):" --max-new-tokens 96
+
+test: build test-cpp
+	$(BIN)/python -m pytest -q
+
+# The C++ tests need GoogleTest; where it is neither installed nor fetchable, say so and go on.
+test-cpp: build
+	@if cmake -S . -B build/tests -DSPECDEC_TORCH=OFF -DSPECDEC_TESTS=ON >build/tests.log 2>&1; then \
+	  cmake --build build/tests --parallel && ctest --test-dir build/tests --output-on-failure; \
+	else \
+	  tail -n 5 build/tests.log; \
+	  echo "C++ tests not run: GoogleTest is missing and could not be fetched (Debian: apt install libgtest-dev)"; \
+	  [ -z "$$CI" ]; \
+	fi
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'tests/cpp/*' 'bench/cpp/*' | grep -E '\.(h|cpp)$$')
+
+format: build
+	$(BIN)/ruff check --fix -q .
+	$(BIN)/ruff format -q .
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*' 'tests/cpp/*' 'bench/cpp/*' | grep -E '\.(h|cpp)$$')
+
+bench: build
+	$(BIN)/python bench/ops.py
+	$(BIN)/specdec bench --methods autoregressive,specla
+
+clean:
+	rm -rf build $(VENV) python/specdec/_lib

@@ -1,0 +1,210 @@
+// The masked UT transform of a chunk or a tree of tokens (recurrent state S0 [DK, DV] before it; p = parent):
+//
+//   U = diag(b) (V - diag(e^G) K S0) + W U      W_ij = -b_i D_ij (k_i . k_j)   j a proper ancestor of i
+//   O = diag(e^G) Q S0 + R U                    R_ij =      D_ij (q_i . k_j)   j an ancestor of i, or i
+//
+// D_ij is the decay from j to i and e^G that from S0 to i. Both are running products of the tokens' decays
+// along the path, D_i = a_i D_p with D_ii = 1: numbers in [0, 1] that are 0 off the path by construction, so
+// there is no difference of logarithms to mask, overflow or meet -inf - -inf. With a gate per channel D_ij is
+// a vector inside the dot product; a walk from i to its root multiplies k_i and q_i by one decay after the
+// other and ends with e^G o k_i, the row that reads S0. (Gated DeltaNet, arXiv 2412.06464, section 3.3, with
+// the ancestor mask in place of the causal one.)
+#pragma once
+
+#include <initializer_list>
+
+#include "recurrence.h"
+#include "small_matmul.h"
+#include "verify_stage.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+// Coefficients of one value head, n tokens.
+struct Coefficients {
+  int64_t n = 0;
+  int64_t ld = 0;           // >= n rounded up to kBlock
+  float* write = nullptr;   // W [n rounded up to kBlock, ld], zero on and above the diagonal; delta rule only
+  float* read = nullptr;    // R, zero above the diagonal
+  float* decays = nullptr;  // D; gate per head or none
+  float* reach = nullptr;   // [n]: e^G; gate per head
+};
+
+// --- rows of any type ---
+
+// x [count] -> out, in float32.
+inline void widen_row(DType dtype, const void* x, int64_t offset, int64_t count, float* out) {
+  visit_dtype(dtype, [&](auto tag) {
+    const auto* from = static_cast<const decltype(tag)*>(x) + offset;
+    int64_t c = 0;
+    for (; c + Vec::kWidth <= count; c += Vec::kWidth) Vec::load(from + c).store(out + c);
+    for (; c < count; ++c) out[c] = to_float(from[c]);
+  });
+}
+
+// out [count] <- x, rounded to its type.
+inline void narrow_row(DType dtype, const float* x, int64_t count, void* out, int64_t offset) {
+  visit_dtype(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    T* to = static_cast<T*>(out) + offset;
+    int64_t c = 0;
+    for (; c + Vec::kWidth <= count; c += Vec::kWidth) store(to + c, Vec::load(x + c));
+    for (; c < count; ++c) to[c] = from_float<T>(x[c]);
+  });
+}
+
+inline void clear_row(DType dtype, int64_t count, void* out, int64_t offset) {
+  const int64_t size = dtype == DType::kFloat32 ? 4 : 2;
+  std::memset(static_cast<char*>(out) + offset * size, 0, count * size);
+}
+
+inline int64_t at_token(const Strides& s, int64_t b, int64_t n, int64_t h) {
+  return b * s.b + n * s.n + h * s.h;
+}
+
+// k and q [n, DK] of key head hk as the recurrence uses them. Params: VerifyParams or PrefillParams.
+template <typename Params>
+inline void stage_rows(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hk, float* k, float* q) {
+  const int64_t DK = p.rec.DK;
+  for (int64_t i = 0; i < n; ++i, k += DK, q += DK) {
+    widen_row(p.dtype, p.k, at_token(p.k_stride, b, first + i, hk), DK, k);
+    widen_row(p.dtype, p.q, at_token(p.q_stride, b, first + i, hk), DK, q);
+    if (p.qk_l2norm) {
+      detail::normalise(k, DK);
+      detail::normalise(q, DK);
+    }
+    if (p.scale != 1.0f) detail::multiply(q, p.scale, DK);
+  }
+}
+
+// decay [n, decay_size] of value head hv.
+template <typename Params>
+inline void stage_decays(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hv, float* decay) {
+  const int64_t size = decay_size(p.rec);
+  if (size == 0) return;
+  for (int64_t i = 0; i < n; ++i) {
+    decay_of(p.g + at_token(p.g_stride, b, first + i, hv), decay + i * size, size);
+  }
+}
+
+template <typename Params>
+inline void stage_betas(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hv, float* beta) {
+  if (p.rec.update != Update::kDelta) return;
+  for (int64_t i = 0; i < n; ++i) beta[i] = p.beta[at_token(p.beta_stride, b, first + i, hv)];
+}
+
+// --- coefficients ---
+
+namespace detail {
+
+inline int64_t parent_of(const int32_t* parents, int64_t i) {
+  return parents != nullptr ? parents[i] : i - 1;
+}
+
+// Zeros right of the diagonal, as far as a register block reads, and the rows that fill the last block.
+inline void clear_outside(Coefficients& c) {
+  for (float* m : {c.write, c.read}) {
+    if (m == nullptr) continue;
+    for (int64_t i = 0; i < c.n; ++i) {
+      const int64_t begin = m == c.write ? i : i + 1;
+      std::memset(m + i * c.ld + begin, 0, (round_up(i + 1, kBlock) - begin) * sizeof(float));
+    }
+    const int64_t rows = round_up(c.n, kBlock) - c.n;
+    std::memset(m + c.n * c.ld, 0, rows * c.ld * sizeof(float));
+  }
+}
+
+}  // namespace detail
+
+// Gate per head (`decay` [n]) or none (null). kk and qk [n, ldg] are the Gram matrices k_i . k_j and q_i .
+// k_j, read for j <= i, a vector beyond the diagonal at most. ld is a multiple of kWidth. `parents` null: a
+// chain.
+inline void coefficients_of(const int32_t* parents, const float* decay, const float* beta, const float* kk,
+                            const float* qk, int64_t ldg, Coefficients& c) {
+  for (int64_t i = 0; i < c.n; ++i) {
+    const int64_t p = detail::parent_of(parents, i);
+    const float a = decay != nullptr ? decay[i] : 1.0f;
+    float* d = c.decays + i * c.ld;
+    if (p < 0) {
+      std::memset(d, 0, c.ld * sizeof(float));
+    } else {
+      const float* above = c.decays + p * c.ld;
+      for (int64_t j = 0; j < c.ld; j += Vec::kWidth) (Vec::set(a) * Vec::load(above + j)).store(d + j);
+    }
+    d[i] = 1.0f;
+    if (decay != nullptr) c.reach[i] = p < 0 ? a : a * c.reach[p];
+    for (int64_t j = 0; j <= i; j += Vec::kWidth) {
+      (Vec::load(d + j) * Vec::load(qk + i * ldg + j)).store(c.read + i * c.ld + j);
+    }
+    if (c.write == nullptr) continue;
+    for (int64_t j = 0; j <= i; j += Vec::kWidth) {
+      (Vec::set(-beta[i]) * (Vec::load(d + j) * Vec::load(kk + i * ldg + j))).store(c.write + i * c.ld + j);
+    }
+  }
+  detail::clear_outside(c);
+}
+
+// Gate per channel, decay [n, DK]. k_reach and q_reach [n, DK] receive e^G o k and e^G o q.
+inline void channel_coefficients(const int32_t* parents, const float* decay, const float* beta,
+                                 const float* k, const float* q, int64_t DK, float* k_reach, float* q_reach,
+                                 Coefficients& c) {
+  for (int64_t i = 0; i < c.n; ++i) {
+    float* read = c.read + i * c.ld;
+    float* write = c.write != nullptr ? c.write + i * c.ld : nullptr;
+    std::memset(read, 0, round_up(i + 1, kBlock) * sizeof(float));
+    if (write != nullptr) std::memset(write, 0, round_up(i + 1, kBlock) * sizeof(float));
+    float* ki = k_reach + i * DK;
+    float* qi = q_reach + i * DK;
+    std::memcpy(ki, k + i * DK, DK * sizeof(float));
+    std::memcpy(qi, q + i * DK, DK * sizeof(float));
+    read[i] = dot(qi, ki, DK);
+    const float* a = decay + i * DK;
+    for (int64_t j = detail::parent_of(parents, i);; j = detail::parent_of(parents, j)) {
+      // Down to j: the decay of the node before, and the dots with k_j in the same pass.
+      const float* kj = j < 0 ? ki : k + j * DK;
+      Vec kk = Vec::zero(), qk = Vec::zero();
+      for (int64_t d = 0; d < DK; d += Vec::kWidth) {
+        const Vec other = Vec::load(kj + d);
+        const Vec key = Vec::load(a + d) * Vec::load(ki + d);
+        const Vec query = Vec::load(a + d) * Vec::load(qi + d);
+        key.store(ki + d);
+        query.store(qi + d);
+        kk = fma(key, other, kk);
+        qk = fma(query, other, qk);
+      }
+      if (j < 0) break;
+      read[j] = hsum(qk);
+      if (write != nullptr) write[j] = -beta[i] * hsum(kk);
+      a = decay + j * DK;
+    }
+  }
+  detail::clear_outside(c);
+}
+
+// U <- (I - W)^-1 U on one panel [n rounded up to kBlock, kPanel], whose rows beyond n are zero.
+inline void substitute(const Coefficients& c, float* u) {
+  for (int64_t i0 = 0; i0 < c.n; i0 += kBlock) {
+    float* rows = u + i0 * kPanel;
+    const float* w = c.write + i0 * c.ld;
+    multiply_block<kBlock, kPanelVecs, Layout::kRows, Into::kAdd>(i0, w, c.ld, u, kPanel, rows, kPanel);
+    for (int v = 0; v < kPanelVecs; ++v) {
+      Vec done[kBlock];
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) {
+        done[i] = Vec::load(rows + i * kPanel + v * Vec::kWidth);
+#pragma GCC unroll 8
+        for (int j = 0; j < i; ++j) done[i] = fma(Vec::set(w[i * c.ld + i0 + j]), done[j], done[i]);
+        done[i].store(rows + i * kPanel + v * Vec::kWidth);
+      }
+    }
+  }
+}
+
+// O += R U on one panel.
+inline void read_writes(const Coefficients& c, const float* u, float* o) {
+  for (int64_t i0 = 0; i0 < c.n; i0 += kBlock) {
+    multiply_block<kBlock, kPanelVecs, Layout::kRows, Into::kAdd>(i0 + kBlock, c.read + i0 * c.ld, c.ld, u,
+                                                                  kPanel, o + i0 * kPanel, kPanel);
+  }
+}
+
+}  // namespace specdec::cpu::SPECDEC_ISA

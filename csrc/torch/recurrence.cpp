@@ -1,0 +1,153 @@
+// Bindings of the recurrences: verify, verify_deferred, commit.
+#include <tuple>
+
+#include "../cpu/ops.h"
+#include "recurrence_args.h"
+
+namespace specdec::binding {
+
+namespace {
+
+using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, factors k, u, g
+
+// Names of one group of factors in error messages.
+struct FactorNames {
+  const char *k, *u, *g;
+};
+
+FactorsView factors_view(const Tensor& k, const Tensor& u, const OptionalTensor& g, const FactorNames& names,
+                         int64_t B, const Recurrence& rec) {
+  check_dtype(k, names.k, ScalarType::Float);
+  check_dtype(u, names.u, ScalarType::Float);
+  check_shape(k, names.k, {B, -1, rec.HK, rec.DK}, "[B, N, HK, DK]");
+  const int64_t N = k.size(1);
+  check_shape(u, names.u, {B, N, rec.HV, rec.DV}, "[B, N, HV, DV]");
+  check_contiguous(k, names.k);
+  check_contiguous(u, names.u);
+  const Gate gate = gate_of(g, names.g, B, N, rec.HV, rec.DK);
+  STD_TORCH_CHECK(gate == rec.gate, names.g, ": got another kind of gate than g, want the same (none, per ",
+                  "head or per channel)");
+  if (g.has_value()) check_contiguous(*g, names.g);
+  return {present<float>(k), present<float>(u), g.has_value() ? present<float>(*g) : nullptr, N};
+}
+
+void check_node_count(Strategy strategy, int64_t N, int64_t prefix) {
+  const int64_t most = strategy == Strategy::kSolve ? kMaxSolveNodes : kMaxSerialNodes;
+  STD_TORCH_CHECK(N + prefix <= most, "q: got ", N, " new nodes and ", prefix, " prefix nodes, want at most ",
+                  most, " in all with strategy ",
+                  strategy == Strategy::kSolve ? "solve" : "serial or hybrid");
+}
+
+Strategy strategy_of(int64_t code) {
+  STD_TORCH_CHECK(code >= 0 && code <= 2, "strategy: got ", code,
+                  ", want 0 (serial), 1 (hybrid) or 2 (solve)");
+  return static_cast<Strategy>(code);
+}
+
+Rows fill_tree(VerifyParams& p, const Tensor& state, const OptionalTensor& slots,
+               const OptionalTensor& parents, const OptionalTensor& lengths, int64_t first, Access access) {
+  p.state = state_view(state, p.rec, access);
+  const Rows rows = rows_view(slots, p.B, p.state.slots, "state");
+  p.slots = rows.slots;
+  p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
+  p.parents = parents_view(parents, "parents", rows, p.N, first, p.lengths);
+  return rows;
+}
+
+Verified run(VerifyParams& p, const Tensor& v) {
+  const Recurrence& r = p.rec;
+  Tensor out = new_contiguous({p.B, p.N, r.HV, r.DV}, aoti_dtype(v));
+  Tensor k = new_contiguous({p.B, p.N, r.HK, r.DK}, aoti_torch_dtype_float32());
+  Tensor u = new_contiguous({p.B, p.N, r.HV, r.DV}, aoti_torch_dtype_float32());
+  Tensor g = r.gate == Gate::kChannel ? new_contiguous({p.B, p.N, r.HV, r.DK}, aoti_torch_dtype_float32())
+             : r.gate == Gate::kHead  ? new_contiguous({p.B, p.N, r.HV}, aoti_torch_dtype_float32())
+                                      : new_contiguous({0}, aoti_torch_dtype_float32());
+  p.out = out.mutable_data_ptr();
+  p.k_out = static_cast<float*>(k.mutable_data_ptr());
+  p.u_out = static_cast<float*>(u.mutable_data_ptr());
+  p.g_out = r.gate == Gate::kNone ? nullptr : static_cast<float*>(g.mutable_data_ptr());
+  check_status(cpu::verify(p), "verify");
+  return {out, k, u, g};
+}
+
+Verified verify(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
+                const OptionalTensor& beta, const Tensor& state, const OptionalTensor& slots,
+                const OptionalTensor& parents, const OptionalTensor& lengths, const OptionalTensor& prefix_k,
+                const OptionalTensor& prefix_u, const OptionalTensor& prefix_g,
+                const OptionalTensor& prefix_parents, std::optional<double> scale, bool qk_l2norm,
+                int64_t strategy) {
+  VerifyParams p;
+  fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);
+  p.B = q.size(0);
+  p.N = q.size(1);
+  p.strategy = strategy_of(strategy);
+  p.has_prefix = prefix_k.has_value();
+  if (p.has_prefix) {
+    STD_TORCH_CHECK(p.strategy != Strategy::kSolve,
+                    "prefix: got a prefix with strategy solve, want serial or hybrid");
+    STD_TORCH_CHECK(prefix_u.has_value(), "prefix.factors.u: got None, want a tensor");
+    p.prefix = factors_view(*prefix_k, *prefix_u, prefix_g,
+                            {"prefix.factors.k", "prefix.factors.u", "prefix.factors.g"}, p.B, p.rec);
+  }
+  check_node_count(p.strategy, p.N, p.prefix.nodes);
+  const Rows rows = fill_tree(p, state, slots, parents, lengths, p.prefix.nodes, Access::kRead);
+  if (p.has_prefix) {
+    p.prefix_parents = parents_view(prefix_parents, "prefix.parents", rows, p.prefix.nodes, 0, nullptr);
+  }
+  return run(p, v);
+}
+
+Verified verify_deferred(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
+                         const OptionalTensor& beta, const Tensor& state, const OptionalTensor& slots,
+                         const OptionalTensor& parents, const OptionalTensor& lengths,
+                         const Tensor& pending_k, const Tensor& pending_u, const OptionalTensor& pending_g,
+                         const OptionalTensor& pending_path, const OptionalTensor& pending_path_lengths,
+                         std::optional<double> scale, bool qk_l2norm, int64_t strategy) {
+  VerifyParams p;
+  fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);
+  p.B = q.size(0);
+  p.N = q.size(1);
+  p.strategy = strategy_of(strategy);
+  check_node_count(p.strategy, p.N, 0);
+  p.has_pending = true;
+  p.pending = factors_view(pending_k, pending_u, pending_g,
+                           {"pending.factors.k", "pending.factors.u", "pending.factors.g"}, p.B, p.rec);
+  const Rows rows = fill_tree(p, state, slots, parents, lengths, 0, Access::kWrite);
+  p.pending_path = path_view(pending_path, pending_path_lengths, "pending.path", "pending.path_lengths", rows,
+                             p.pending.nodes);
+  return run(p, v);
+}
+
+void commit(const Tensor& state, const Tensor& k, const Tensor& u, const OptionalTensor& g,
+            const OptionalTensor& path, const OptionalTensor& path_lengths, const OptionalTensor& slots,
+            int64_t mode) {
+  check_shape(k, "factors.k", {-1, -1, -1, -1}, "[B, N, HK, DK]");
+  check_shape(u, "factors.u", {-1, -1, -1, -1}, "[B, N, HV, DV]");
+  CommitParams p;
+  p.B = k.size(0);
+  p.rec.HK = k.size(2);
+  p.rec.DK = k.size(3);
+  p.rec.HV = u.size(2);
+  p.rec.DV = u.size(3);
+  check_heads(p.rec.HK, p.rec.HV);
+  check_widths(p.rec.DK, p.rec.DV);
+  p.rec.gate = gate_of(g, "factors.g", p.B, k.size(1), p.rec.HV, p.rec.DK);
+  p.factors = factors_view(k, u, g, {"factors.k", "factors.u", "factors.g"}, p.B, p.rec);
+  STD_TORCH_CHECK(mode == 0 || mode == 1, "mode: got ", mode, ", want 0 (exact) or 1 (fast)");
+  p.mode = static_cast<CommitMode>(mode);
+  p.state = state_view(state, p.rec, Access::kWrite);
+  const Rows rows = rows_view(slots, p.B, p.state.slots, "state");
+  p.slots = rows.slots;
+  p.path = path_view(path, path_lengths, "path", "path_lengths", rows, p.factors.nodes);
+  check_status(cpu::commit(p), "commit");
+}
+
+}  // namespace
+
+}  // namespace specdec::binding
+
+STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+  m.impl("verify", TORCH_BOX(&specdec::binding::verify));
+  m.impl("verify_deferred", TORCH_BOX(&specdec::binding::verify_deferred));
+  m.impl("commit", TORCH_BOX(&specdec::binding::commit));
+}

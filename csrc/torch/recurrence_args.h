@@ -1,0 +1,86 @@
+// Checked arguments that the recurrences share: tokens (q, k, v, g, beta) and the state pool.
+#pragma once
+
+#include <cmath>
+
+#include "views.h"
+
+namespace specdec::binding {
+
+inline void check_widths(int64_t DK, int64_t DV) {
+  STD_TORCH_CHECK(DK == 32 || DK == 64 || DK == 96 || DK == 128 || DK == 192 || DK == 256, "k: got DK = ", DK,
+                  ", want 32, 64, 96, 128, 192 or 256");
+  STD_TORCH_CHECK(DV >= 32 && DV <= 512 && DV % 32 == 0, "v: got DV = ", DV,
+                  ", want a multiple of 32 up to 512");
+}
+
+inline void check_heads(int64_t HK, int64_t HV) {
+  STD_TORCH_CHECK(HK >= 1 && HV >= 1 && HV % HK == 0, "v: got ", HV, " value heads, want a multiple of the ",
+                  HK, " key heads");
+}
+
+inline Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
+
+// g [B, N, HV] or [B, N, HV, DK]; `name` is the argument's.
+inline Gate gate_of(const OptionalTensor& g, const char* name, int64_t B, int64_t N, int64_t HV, int64_t DK) {
+  if (!g.has_value()) return Gate::kNone;
+  check_dtype(*g, name, ScalarType::Float);
+  if (g->dim() == 4) {
+    check_shape(*g, name, {B, N, HV, DK}, "[B, N, HV, DK]");
+    return Gate::kChannel;
+  }
+  check_shape(*g, name, {B, N, HV}, "[B, N, HV]");
+  return Gate::kHead;
+}
+
+// q, k, v, g and beta of `verify` and `prefill`; `tokens` is N or T.
+template <typename Params>
+void fill_tokens(Params& p, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
+                 const OptionalTensor& beta, std::optional<double> scale, bool qk_l2norm) {
+  check_shape(q, "q", {-1, -1, -1, -1}, "[B, N, HK, DK]");
+  const int64_t B = q.size(0), N = q.size(1), HK = q.size(2), DK = q.size(3);
+  check_shape(k, "k", {B, N, HK, DK}, "the shape of q");
+  check_shape(v, "v", {B, N, -1, -1}, "[B, N, HV, DV]");
+  const int64_t HV = v.size(2), DV = v.size(3);
+  check_heads(HK, HV);
+  check_widths(DK, DV);
+  p.dtype = float_dtype(q, "q");
+  check_dtype(k, "k", q.scalar_type());
+  check_dtype(v, "v", q.scalar_type());
+  check_last_contiguous(q, "q");
+  check_last_contiguous(k, "k");
+  check_last_contiguous(v, "v");
+  p.rec = {
+      gate_of(g, "g", B, N, HV, DK), beta.has_value() ? Update::kDelta : Update::kAdditive, HK, HV, DK, DV};
+  p.q = q.const_data_ptr();
+  p.k = k.const_data_ptr();
+  p.v = v.const_data_ptr();
+  p.q_stride = strides_of(q);
+  p.k_stride = strides_of(k);
+  p.v_stride = strides_of(v);
+  if (g.has_value()) {
+    check_last_contiguous(*g, "g");
+    p.g = present<float>(*g);
+    p.g_stride = strides_of(*g);
+  }
+  if (beta.has_value()) {
+    check_dtype(*beta, "beta", ScalarType::Float);
+    check_shape(*beta, "beta", {B, N, HV}, "[B, N, HV]");
+    check_last_contiguous(*beta, "beta");
+    p.beta = present<float>(*beta);
+    p.beta_stride = strides_of(*beta);
+  }
+  p.scale = static_cast<float>(scale.has_value() ? *scale : 1.0 / std::sqrt(static_cast<double>(DK)));
+  p.qk_l2norm = qk_l2norm;
+}
+
+inline StateView state_view(const Tensor& state, const Recurrence& rec, Access access) {
+  STD_TORCH_CHECK(state.scalar_type() == ScalarType::Float || state.scalar_type() == ScalarType::BFloat16,
+                  "state: got dtype ", torch::headeronly::toString(state.scalar_type()),
+                  ", want float32 or bfloat16");
+  check_shape(state, "state", {-1, rec.HV, rec.DV, rec.DK}, "[S, HV, DV, DK]");
+  check_pool(state, "state", access);
+  return {pool_data(state, access), float_dtype(state, "state"), state.size(0), state.stride(0)};
+}
+
+}  // namespace specdec::binding

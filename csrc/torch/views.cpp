@@ -1,0 +1,89 @@
+#include "views.h"
+
+#include <algorithm>
+
+namespace specdec::binding {
+
+namespace {
+
+void check_distinct(const int32_t* slots, int64_t B) {
+  if (B < 2) return;
+  std::vector<int32_t> used;
+  for (int64_t b = 0; b < B; ++b) {
+    if (slots[b] >= 0) used.push_back(slots[b]);
+  }
+  std::sort(used.begin(), used.end());
+  const auto twice = std::adjacent_find(used.begin(), used.end());
+  STD_TORCH_CHECK(twice == used.end(), "slots: slot ", *twice, " is named by two rows, want distinct slots");
+}
+
+}  // namespace
+
+Rows rows_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name) {
+  Rows rows{B, int32_or_null(slots, "slots", {B}, "[B]")};
+  if (!slots.has_value()) {
+    STD_TORCH_CHECK(B == pool, "slots: got None with ", B, " rows and ", pool, " slots in ", pool_name,
+                    ", want one slot a row (pass slots)");
+    return rows;
+  }
+  for (int64_t b = 0; b < B; ++b) {
+    STD_TORCH_CHECK(rows.slots[b] < pool, "slots: row ", b, " is ", rows.slots[b], ", want less than the ",
+                    pool, " slots of ", pool_name);
+  }
+  check_distinct(rows.slots, B);
+  return rows;
+}
+
+const int32_t* parents_view(const OptionalTensor& parents, const char* name, const Rows& rows, int64_t N,
+                            int64_t first, const int32_t* lengths) {
+  const int32_t* data = int32_or_null(parents, name, {rows.B, N}, "[B, N]");
+  if (data == nullptr) return nullptr;
+  for (int64_t b = 0; b < rows.B; ++b) {
+    if (rows.padding(b)) continue;
+    const int64_t length = clamped_length(lengths, b, N);
+    for (int64_t i = 0; i < length; ++i) {
+      const int32_t parent = data[b * N + i];
+      STD_TORCH_CHECK(parent >= -1 && parent < first + i, name, ": row ", b, " node ", first + i,
+                      " has parent ", parent, ", want -1 (a root) or an earlier node");
+    }
+  }
+  return data;
+}
+
+PathView path_view(const OptionalTensor& path, const OptionalTensor& lengths, const char* path_name,
+                   const char* lengths_name, const Rows& rows, int64_t nodes) {
+  PathView view;
+  view.path = int32_or_null(path, path_name, {rows.B, -1}, "[B, P]");
+  view.max_length = path.has_value() ? path->size(1) : nodes;
+  view.lengths = int32_or_null(lengths, lengths_name, {rows.B}, "[B]");
+  if (view.path == nullptr) return view;
+  for (int64_t b = 0; b < rows.B; ++b) {
+    if (rows.padding(b)) continue;
+    const int64_t length = clamped_length(view.lengths, b, view.max_length);
+    int32_t before = -1;
+    for (int64_t i = 0; i < length; ++i) {
+      const int32_t node = view.path[b * view.max_length + i];
+      STD_TORCH_CHECK(node >= 0 && node < nodes, path_name, ": row ", b, " entry ", i, " is ", node,
+                      ", want a node in [0, ", nodes, ")");
+      STD_TORCH_CHECK(node > before, path_name, ": row ", b, " entry ", i, " is ", node, " after ", before,
+                      ", want a path from root to leaf, whose nodes ascend");
+      before = node;
+    }
+  }
+  return view;
+}
+
+void check_pool(const Tensor& pool, const char* name, Access access) {
+  int64_t slot = 1;  // elements of one slot
+  for (int64_t d = pool.dim() - 1; d >= 1; --d) {
+    STD_TORCH_CHECK(pool.size(d) <= 1 || pool.stride(d) == slot, name, ": dimension ", d, " has stride ",
+                    pool.stride(d), ", want ", slot,
+                    ": every slot is contiguous (only the slot stride is free)");
+    slot *= pool.size(d);
+  }
+  STD_TORCH_CHECK(access == Access::kRead || pool.size(0) <= 1 || pool.stride(0) >= slot, name,
+                  ": the slot stride is ", pool.stride(0), ", want at least ", slot,
+                  ": slots that overlap cannot be written");
+}
+
+}  // namespace specdec::binding

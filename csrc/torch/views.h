@@ -1,0 +1,44 @@
+// Checked views of the arguments that several operators share: slots, trees, paths, states, factors. Each
+// function checks what it reads before anything is written and names the argument in its message. Rows of
+// negative slots and entries beyond a row's length are padding and are not inspected.
+#pragma once
+
+#include "tensor_args.h"
+
+namespace specdec::binding {
+
+// Rows of a call: how many, and the slot of each. `data` is null where row b is slot b.
+struct Rows {
+  int64_t B = 0;
+  const int32_t* slots = nullptr;  // [B]
+
+  bool padding(int64_t b) const { return slots != nullptr && slots[b] < 0; }
+};
+
+// slots int32 [B] must lie inside the pool and must not repeat: two rows writing one slot would corrupt it.
+Rows rows_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name);
+
+// lengths[b] clamped to [0, most].
+inline int64_t clamped_length(const int32_t* lengths, int64_t b, int64_t most) {
+  return lengths == nullptr ? most : std::clamp<int64_t>(lengths[b], 0, most);
+}
+
+// parents int32 [B, N] of nodes whose ids start at `first`: -1, or an earlier node.
+const int32_t* parents_view(const OptionalTensor& parents, const char* name, const Rows& rows, int64_t N,
+                            int64_t first, const int32_t* lengths);
+
+// path int32 [B, P] and path_lengths int32 [B] into `nodes` nodes. Nodes are in topological order, so a path
+// from root to leaf ascends.
+PathView path_view(const OptionalTensor& path, const OptionalTensor& lengths, const char* path_name,
+                   const char* lengths_name, const Rows& rows, int64_t nodes);
+
+enum class Access { kRead, kWrite };
+
+// A pool whose slots are contiguous; only the first stride is free. A written pool must not overlap itself.
+void check_pool(const Tensor& pool, const char* name, Access access);
+
+inline void* pool_data(const Tensor& pool, Access access) {
+  return access == Access::kWrite ? pool.mutable_data_ptr() : const_cast<void*>(pool.const_data_ptr());
+}
+
+}  // namespace specdec::binding

@@ -1,0 +1,66 @@
+"""Checks a running loop against plain decoding: after every round the cache must be what the emitted text
+alone gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specdec.cache import DecodingCache
+from specdec.loop import RoundObserver, Sequence_
+from specdec.models.base import CausalLM
+
+
+class CacheAuditor(RoundObserver):
+    """Compares every slot, after every round, with a shadow cache that decodes the emitted tokens one at a
+    time.
+
+    The comparison is bit for bit: state and convolution window of every layer. It costs a second decoding, so
+    it is for tests and for debugging a model or a drafter.
+
+    Args:
+        model: the target of the loop under audit.
+        slots: its number of slots.
+
+    Raises:
+        AssertionError: from the loop, naming the slot, the layer and the largest difference.
+    """
+
+    def __init__(self, model: CausalLM, slots: int) -> None:
+        self._model = model
+        self._shadow = model.new_cache(slots)
+        self._seen: dict[int, tuple[int, int]] = {}  # slot -> (request index, tokens in the shadow)
+        self.rounds = 0
+
+    def after_round(self, cache: DecodingCache, sequences: Sequence[Sequence_]) -> None:
+        """Brings the shadow up to every emitted token but the last of each sequence, and compares."""
+        self.rounds += 1
+        for sequence in sequences:
+            slot, tokens = sequence.slot, sequence.result.tokens
+            index, done = self._seen.get(slot, (-1, 0))
+            if index != sequence.index:
+                self._model.prefill([sequence.request.prompt], cache=self._shadow, slots=[slot])
+                done = 0
+            row = torch.tensor([slot], dtype=torch.int32)
+            for token in tokens[done:-1]:
+                _, factors = self._model.forward(torch.tensor([[token]]), cache=self._shadow, slots=row)
+                self._shadow.commit(factors, None, torch.ones(1, dtype=torch.int32))
+            self._seen[slot] = (sequence.index, len(tokens) - 1)
+            self._compare(slot, cache)
+
+    def _compare(self, slot: int, cache: DecodingCache) -> None:
+        pairs = zip(cache.snapshot(slot), self._shadow.snapshot(slot), strict=True)
+        for layer, ((state, window), (want_state, want_window)) in enumerate(pairs):
+            for name, got, want in (
+                ("state", state, want_state),
+                ("convolution window", window, want_window),
+            ):
+                if got is None or want is None or torch.equal(got, want):
+                    continue
+                difference = float((got.float() - want.float()).abs().max())
+                raise AssertionError(
+                    f"slot {slot}, layer {layer}: the {name} differs from plain decoding "
+                    f"by up to {difference:.3g}"
+                )

@@ -1,0 +1,374 @@
+"""The loop: propose -> verify -> accept -> commit, for a batch of sequences in slots.
+
+One round of one sequence, with a chain of two drafts:
+
+    emitted so far   ... 17 42           42 is not in the state yet: it is the round's root token
+    proposed         8 9                 nodes: 42 -> 8 -> 9
+    target's tokens  8 5 7               after 42 the target says 8, after 8 it says 5
+    accepted         8                   emitted this round: 8 and the target's own 5
+    committed        42 8                5 is the next round's root token
+
+Requests beyond the slots wait; a finished sequence's slot goes to the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdec.acceptance import PenaltyHistory, accept_greedy, accept_sampled, resolve_seed
+from specdec.acceptance.sampling import SamplingParams
+from specdec.budget import DraftBudget
+from specdec.cache import DecodingCache, Round
+from specdec.drafters.base import Drafter, DraftRequest
+from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
+from specdec.generation import FinishReason, Request, Result, Statistics, StopCondition, TokenEvent
+from specdec.models.base import CausalLM
+
+MAX_NODES = 64  # of exact verification, root token included
+
+
+@dataclass
+class Sequence_:
+    """A sequence that occupies a slot."""
+
+    index: int
+    slot: int
+    request: Request
+    result: Result
+    history: PenaltyHistory | None
+    stop: StopCondition | None
+    shadow: Proposal | None = None
+    _eos: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def root(self) -> int:
+        """The last emitted token, which the model has not seen."""
+        return self.result.tokens[-1]
+
+    @property
+    def position(self) -> int:
+        """Index of the next token to emit, prompt included."""
+        return len(self.request.prompt) + len(self.result.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.max_new_tokens - len(self.result.tokens)
+
+    def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Appends tokens up to where the sequence ends; returns them, and why it ended if it did."""
+        taken: list[int] = []
+        reason: FinishReason | None = None
+        for token in tokens:
+            taken.append(token)
+            if token in self._eos:
+                reason = "eos"
+            elif self.stop is not None and self.stop.feed(token):
+                reason = "stop"
+            elif len(self.result.tokens) + len(taken) >= self.request.max_new_tokens:
+                reason = "length"
+            if reason is not None:
+                break
+        self.result.tokens.extend(taken)
+        if self.history is not None:
+            self.history.extend(taken)
+        return tuple(taken), reason
+
+
+class RoundObserver:
+    """Called after every round, before finished sequences leave their slots. For tests and studies."""
+
+    def after_round(self, cache: DecodingCache, sequences: Sequence[Sequence_]) -> None:
+        """Every emitted token of every sequence but its last is committed or pending in `cache`."""
+
+
+class Loop:
+    """Decodes requests with a target model and a drafter.
+
+    Args:
+        model: the target.
+        drafter: proposes tokens; None decodes one token a round.
+        slots: sequences that are decoded at the same time.
+        commit: "deferred" folds an accepted path in during the next verification, "eager" in a pass of its
+            own.
+        budget: how many drafts a round is worth; the default adapts up to 16.
+        observer: called after every round.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        drafter: Drafter | None = None,
+        *,
+        slots: int = 1,
+        commit: Literal["deferred", "eager"] = "deferred",
+        budget: DraftBudget | None = None,
+        observer: RoundObserver | None = None,
+    ) -> None:
+        if commit not in ("deferred", "eager"):
+            raise ValueError(f"commit: got {commit!r}, want 'deferred' or 'eager'")
+        self.model = model
+        self.drafter = drafter
+        self.budget = budget or DraftBudget()
+        self.statistics = Statistics()
+        self.cache = model.new_cache(slots)
+        self._deferred = commit == "deferred"
+        self._observer = observer
+        self._free = list(range(slots))[::-1]
+        self._active: list[Sequence_] = []
+        self._slots = torch.empty(0, dtype=torch.int32)
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """Decodes all requests; results are in their order."""
+        results = [Result() for _ in requests]
+        for _ in self._events(requests, results):
+            pass
+        return results
+
+    def stream(
+        self, requests: Sequence[Request], results: list[Result] | None = None
+    ) -> Iterator[TokenEvent]:
+        """Decodes all requests and yields their tokens as they come.
+
+        Args:
+            requests: what to decode.
+            results: if given, filled with one `Result` a request, which grow while the events come; a
+                consumer that stops early finds there what was emitted, with finish reason "cancelled".
+        """
+        filled = [] if results is None else results
+        filled.clear()
+        filled.extend(Result() for _ in requests)
+        return self._events(requests, filled)
+
+    def _events(self, requests: Sequence[Request], results: list[Result]) -> Iterator[TokenEvent]:
+        waiting = deque(enumerate(requests))
+        self.statistics = Statistics()
+        try:
+            while waiting or self._active:
+                if waiting and self._free:
+                    yield from self._admit(waiting, results)
+                if self._active:
+                    yield from self._round()
+        finally:
+            self._leave(list(self._active))
+            self.cache.flush()
+
+    # --- admission and leaving ---
+
+    def _admit(self, waiting: deque[tuple[int, Request]], results: list[Result]) -> list[TokenEvent]:
+        """Prefills waiting requests into free slots; each emits its first token."""
+        start = perf_counter()
+        new: list[Sequence_] = []
+        while waiting and self._free:
+            index, request = waiting.popleft()
+            result = results[index]
+            result.seed = resolve_seed(request.sampling.seed)
+            penalised = request.sampling.penalised
+            new.append(
+                Sequence_(
+                    index,
+                    self._free.pop(),
+                    request,
+                    result,
+                    PenaltyHistory(self.model.vocab_size, request.prompt) if penalised else None,
+                    request.stop() if request.stop is not None else None,
+                    _eos=frozenset() if request.ignore_eos else self.model.eos_token_ids,
+                )
+            )
+        self._enter(new)
+        logits = self.model.prefill(
+            [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new]
+        )
+        events = []
+        finished: list[Sequence_] = []
+        for row, sequence in enumerate(new):
+            first = accept_sampled(
+                logits[row : row + 1],
+                [sequence.request.prompt[-1]],
+                None,
+                sequence.request.sampling,
+                sequence.history,
+                sequence.result.seed,
+                sequence.position,
+            ).next_token
+            tokens, reason = sequence.emit([first])
+            if self.drafter is not None:
+                self.drafter.begin(sequence.slot, sequence.request.prompt)
+                self.drafter.observe(sequence.slot, (), tokens)
+            events.append(self._event(sequence, tokens, reason, finished))
+        self.statistics.seconds.prefill += perf_counter() - start
+        self._leave(finished)
+        return events
+
+    def _enter(self, sequences: Sequence[Sequence_]) -> None:
+        self._active = sorted([*self._active, *sequences], key=lambda s: s.slot)
+        self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
+
+    def _leave(self, sequences: Sequence[Sequence_]) -> None:
+        if not sequences:
+            return
+        gone = {s.slot for s in sequences}
+        self._active = [s for s in self._active if s.slot not in gone]
+        self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
+        for slot in sorted(gone, reverse=True):
+            self._free.append(slot)
+            if self.drafter is not None:
+                self.drafter.end(slot)
+
+    def _event(
+        self,
+        sequence: Sequence_,
+        tokens: tuple[int, ...],
+        reason: FinishReason | None,
+        finished: list[Sequence_],
+    ) -> TokenEvent:
+        if reason is not None:
+            sequence.result.finish_reason = reason
+            finished.append(sequence)
+        return TokenEvent(sequence.index, tokens, reason)
+
+    # --- one round ---
+
+    def _round(self) -> list[TokenEvent]:
+        active, stats = self._active, self.statistics
+        t0 = perf_counter()
+        proposals = self._propose(active)
+        batch = batch_proposals([s.root for s in active], proposals)
+        t1 = perf_counter()
+        logits, factors = self.model.forward(
+            batch.tokens, cache=self.cache, slots=self._slots, parents=batch.parents, lengths=batch.lengths
+        )
+        t2 = perf_counter()
+        paths, next_tokens = self._accept(active, proposals, batch, logits)
+        events: list[TokenEvent] = []
+        finished: list[Sequence_] = []
+        kept = []
+        for sequence, proposal, path, next_token in zip(active, proposals, paths, next_tokens, strict=True):
+            tokens, reason = sequence.emit([*(proposal.tree.tokens[i - 1] for i in path[1:]), next_token])
+            kept.append(path[: len(tokens)])  # every emitted token but the last is in the state
+            self._book(sequence, proposal, path, tokens)
+            events.append(self._event(sequence, tokens, reason, finished))
+        t3 = perf_counter()
+        self._commit(factors, kept)
+        t4 = perf_counter()
+        if self._observer is not None:
+            self._observer.after_round(self.cache, active)
+        t5 = perf_counter()
+        if self.drafter is not None:
+            for sequence, path, event in zip(active, kept, events, strict=True):
+                self.drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens)
+        self._leave(finished)
+        t6 = perf_counter()
+
+        self.budget.verify_cost.observe(batch.tokens.numel(), (t3 - t1) + (t4 - t3))
+        s = stats.seconds
+        s.draft += (t1 - t0) + (t6 - t5)
+        s.verify += t2 - t1
+        s.accept += t3 - t2
+        s.commit += t4 - t3
+        return events
+
+    def _propose(self, active: Sequence[Sequence_]) -> list[Proposal]:
+        """One proposal a sequence, no longer than is worth verifying and never past the token limit."""
+        drafter, budget = self.drafter, self.budget
+        if drafter is None:
+            return [Proposal.empty()] * len(active)
+        free = drafter.free_proposals
+        limit = budget.max_draft if free else budget.before_drafting(len(active))
+        limit = min(limit, MAX_NODES - 1)
+        requests = [
+            # The round emits one token more than it accepts, so the last allowed token needs no draft.
+            DraftRequest(
+                s.slot,
+                limit if s.remaining > 1 else 0,
+                min(limit, s.remaining - 1),
+                s.request.sampling,
+                s.result.seed,
+                s.position,
+                s.result.tokens,
+            )
+            for s in active
+        ]
+        start = perf_counter()
+        proposals = drafter.propose(requests) if limit > 0 else [Proposal.empty()] * len(active)
+        drafted = sum(len(p.tree) for p in proposals)
+        if not free:
+            budget.observe_draft(drafted, perf_counter() - start)
+        elif drafted:
+            worth = budget.after_drafting([p.confidence for p in proposals], [len(p.tree) for p in proposals])
+            for sequence, proposal in zip(active, proposals, strict=True):
+                # What is not verified is still compared with what comes: a free estimate of its worth.
+                sequence.shadow = proposal if worth == 0 and len(proposal.tree) else None
+            proposals = [p if len(p.tree) <= worth else p.truncate(worth) for p in proposals]
+        return proposals
+
+    def _accept(
+        self, active: Sequence[Sequence_], proposals: Sequence[Proposal], batch: ProposalBatch, logits: Tensor
+    ) -> tuple[list[list[int]], list[int]]:
+        """Accepted node paths, root token included, and the token after each."""
+        if all(_plain_greedy(s.request.sampling) for s in active):
+            path, lengths, tokens = accept_greedy(
+                logits.argmax(-1), batch.tokens, batch.parents, batch.lengths
+            )
+            rows = zip(path.tolist(), lengths.tolist(), strict=True)
+            return [row[:length] for row, length in rows], tokens.tolist()
+        paths, next_tokens = [], []
+        for row, (sequence, proposal) in enumerate(zip(active, proposals, strict=True)):
+            count = 1 + len(proposal.tree)
+            accepted = accept_sampled(
+                logits[row, :count],
+                [sequence.root, *proposal.tree.tokens],
+                proposal,
+                sequence.request.sampling,
+                sequence.history,
+                sequence.result.seed,
+                sequence.position,
+            )
+            paths.append(accepted.path)
+            next_tokens.append(accepted.next_token)
+        return paths, next_tokens
+
+    def _commit(self, factors: Round, paths: Sequence[Sequence[int]]) -> None:
+        lengths = torch.tensor([len(p) for p in paths], dtype=torch.int32)
+        path = None
+        if factors.parents is not None:
+            longest = max(len(p) for p in paths)
+            path = torch.tensor([[*p, *[0] * (longest - len(p))] for p in paths], dtype=torch.int32)  # [B, P]
+        if self._deferred:
+            self.cache.defer(factors, path, lengths)
+        else:
+            self.cache.commit(factors, path, lengths)
+
+    def _book(
+        self, sequence: Sequence_, proposal: Proposal, path: Sequence[int], emitted: Sequence[int]
+    ) -> None:
+        """Books one sequence's round. Acceptance is the rule's, also where an end token cut the path."""
+        accepted = len(path) - 1
+        depths = proposal.tree.depths
+        self.statistics.count_path([d + 1 for d in depths], accepted)
+        self.statistics.emitted += len(emitted)
+        result = sequence.result
+        result.rounds += 1
+        result.drafted += len(depths)
+        result.accepted += accepted
+        if depths:
+            self.budget.observe_acceptance(proposal.confidence, max(depths) + 1, accepted)
+        elif sequence.shadow is not None:
+            roots = [
+                t
+                for t, d in zip(sequence.shadow.tree.tokens, sequence.shadow.tree.depths, strict=True)
+                if d == 0
+            ]
+            self.budget.observe_acceptance(sequence.shadow.confidence, 1, int(emitted[0] in roots))
+        sequence.shadow = None
+
+
+def _plain_greedy(sampling: SamplingParams) -> bool:
+    return sampling.greedy and not sampling.penalised

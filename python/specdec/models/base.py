@@ -1,0 +1,63 @@
+"""What the loop asks of a model. Anything with these members can be a target or a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from specdec.cache import DecodingCache, Round, Steps
+
+
+class CausalLM(Protocol):
+    """A causal language model whose memory is a `DecodingCache`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens V."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+
+    def new_cache(self, slots: int) -> DecodingCache:
+        """An empty cache for `slots` sequences."""
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], *, cache: DecodingCache, slots: Sequence[int]
+    ) -> Tensor:
+        """Reads whole prompts into empty slots.
+
+        Args:
+            prompts: token ids of each sequence; none may be empty.
+            cache: written at `slots`.
+            slots: one distinct slot a prompt.
+
+        Returns:
+            float32 [B, V]: the logits after each prompt's last token.
+        """
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        lengths: Tensor | None = None,
+        prefix: Steps | None = None,
+    ) -> tuple[Tensor, Round]:
+        """Verifies a chain or a tree of tokens a sequence; the state changes only by what was pending.
+
+        Args:
+            tokens: int64 [B, N].
+            cache: read at `slots`; a pending round is folded in.
+            slots: int32 [B], negative for padding rows.
+            parents: int32 [B, N], -1 for a root; None for chains.
+            lengths: int32 [B] valid nodes a row; None for N.
+            prefix: uncommitted nodes that these continue, with parents counted over both.
+
+        Returns:
+            float32 [B, N, V] logits and the factors to commit.
+        """

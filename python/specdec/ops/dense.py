@@ -1,0 +1,373 @@
+"""Dense ops that treat each row alike: matrix product, norm, SwiGLU and the gates of a Gated DeltaNet.
+
+A library matrix product rounds one row differently when it is called with nine, so verification could flip a
+near-tie that decoding does not. Here a row's result has the same bits for any number of rows, any position
+among them and any number of threads: every sum runs in one order that its length alone fixes.
+Arithmetic is float32 throughout.
+
+Below each op stands its reference twin: plain PyTorch in float64, the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.ops._errors import argument_error
+from specdec.ops._fakes import _fake
+
+_PANEL = 32  # specdec::kPanelWidth
+
+
+@_fake("linear")
+def _fake_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_fake("rms_norm_linear")
+def _fake_rms_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_fake("swiglu_linear")
+def _fake_swiglu_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_fake("rms_norm")
+def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@_fake("swiglu")
+def _fake_swiglu(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@_fake("gated_delta_gates")
+def _fake_gated_delta_gates(
+    a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, neg_eigval: bool = False
+) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape, dtype=torch.float32), a.new_empty(a.shape, dtype=torch.float32)
+
+
+_linear = torch.ops.specdec.linear.default
+_rms_norm_linear = torch.ops.specdec.rms_norm_linear.default
+_swiglu_linear = torch.ops.specdec.swiglu_linear.default
+_rms_norm = torch.ops.specdec.rms_norm.default
+_swiglu = torch.ops.specdec.swiglu.default
+_gated_delta_gates = torch.ops.specdec.gated_delta_gates.default
+
+
+class PackedWeight:
+    """A weight `[out, in]` laid out for `linear`; made by `pack_weight`.
+
+    Attributes:
+        data: float32 or bfloat16. float32 is `[panels, in, 32]`: input k of a panel's 32 outputs in one run.
+            bfloat16 is `[panels, in, 16, 2]`: outputs j and j + 16 share a 32-bit word. Outputs beyond
+            `out_features` are zero.
+        bias: float32 `[out]`, or None.
+        in_features: inputs.
+        out_features: outputs.
+    """
+
+    __slots__ = ("bias", "data", "in_features", "out_features")
+
+    def __init__(self, data: Tensor, bias: Tensor | None, in_features: int, out_features: int) -> None:
+        self.data = data
+        self.bias = bias
+        self.in_features = in_features
+        self.out_features = out_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The stored dtype, float32 or bfloat16."""
+        return self.data.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one product reads: the packed weight and the bias."""
+        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def unpack(self) -> Tensor:
+        """The weight as it was given, `[out, in]`, in the stored dtype."""
+        data = self.data
+        if data.dtype == torch.bfloat16:
+            data = data.transpose(2, 3).reshape(-1, self.in_features, _PANEL)  # [panels, in, 32]
+        return data.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
+
+    def __repr__(self) -> str:
+        bias = "" if self.bias is None else ", bias"
+        return f"PackedWeight(out={self.out_features}, in={self.in_features}, {self.dtype}{bias})"
+
+
+def pack_weight(
+    weight: Tensor | Sequence[Tensor], dtype: torch.dtype | None = None, *, bias: Tensor | None = None
+) -> PackedWeight:
+    """Lays a weight out for `linear`, once, at load time.
+
+    Args:
+        weight: `[out, in]` in float32, bfloat16 or float16; or several with the same `in`, which are stacked
+            along `out`: one product then makes all their outputs.
+        dtype: what is stored, float32 or bfloat16. None takes bfloat16 where that loses nothing (each value
+            is a bfloat16), float32 otherwise. bfloat16 rounds where it must and halves the memory traffic.
+        bias: `[out]` (of all weights together), kept in float32.
+
+    Returns:
+        The packed weight: a copy, later changes of `weight` do not reach it.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or device.
+    """
+    weights = [weight] if isinstance(weight, Tensor) else list(weight)
+    for w in weights:
+        if w.dim() != 2 or 0 in w.shape or w.shape[1] != weights[0].shape[1]:
+            shapes = [list(w.shape) for w in weights]
+            raise ValueError(f"weight: got shapes {shapes}, want [out, in], neither 0, with one `in`")
+        if w.dtype not in (torch.float32, torch.bfloat16, torch.float16) or w.device.type != "cpu":
+            got = f"{w.dtype} on {w.device}"
+            raise ValueError(f"weight: got {got}, want float32, bfloat16 or float16 on the CPU")
+    if not weights:
+        raise ValueError("weight: got an empty list, want at least one weight")
+    if dtype not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(f"dtype: got {dtype}, want torch.float32, torch.bfloat16 or None")
+    dense = torch.cat([w.detach().float() for w in weights])  # [out, in]
+    out_features, in_features = dense.shape
+    if bias is not None and (bias.shape != (out_features,) or not bias.is_floating_point()):
+        raise ValueError(f"bias: got {list(bias.shape)} {bias.dtype}, want a float tensor [{out_features}]")
+    if dtype is None:
+        lossless = torch.equal(dense.bfloat16().float(), dense)
+        dtype = torch.bfloat16 if lossless else torch.float32
+    panels = -(-out_features // _PANEL)
+    padded = dense.new_zeros(panels * _PANEL, in_features)
+    padded[:out_features] = dense
+    data = padded.view(panels, _PANEL, in_features).transpose(1, 2)  # [panels, in, 32]
+    if dtype == torch.bfloat16:
+        data = (
+            data.bfloat16().reshape(panels, in_features, 2, _PANEL // 2).transpose(2, 3)
+        )  # [panels, in, 16, 2]
+    kept = None if bias is None else bias.detach().to(torch.float32, copy=True).contiguous()
+    return PackedWeight(data.contiguous(), kept, in_features, out_features)
+
+
+def linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
+    """`x W^T + bias + residual`, row by row the same bits whatever the rest of the call.
+
+    Args:
+        x: `[..., in]` float32, bfloat16 or float16; any strides (a copy is made only where the leading
+            dimensions do not reduce to two, or the last is not contiguous).
+        weight: of `pack_weight`.
+        residual: `[..., out]` in x's dtype, or None.
+
+    Returns:
+        `[..., out]` in x's dtype. Sums are float32 over the inputs in turn; then come the bias, the residual
+        and the rounding to x's dtype.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape.
+    """
+    y: Tensor
+    try:
+        y = _linear(x, weight.data, weight.bias, weight.out_features, residual)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return y
+
+
+def linear_reference(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
+    """`linear` in float64: `[..., out]` float64."""
+    y = x.double() @ weight.unpack().double().T
+    if weight.bias is not None:
+        y = y + weight.bias.double()
+    return y if residual is None else y + residual.double()
+
+
+def rms_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: PackedWeight,
+    *,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`linear(rms_norm(x, norm_weight, eps, gate), weight, residual=residual)` in one call.
+
+    For float32 the same bits as the two; in a narrower dtype what lies between them is not rounded to it.
+
+    Args:
+        x: `[..., in]`; dtypes and strides as in `linear`.
+        norm_weight: float32 `[D]`; D divides `in`, and each run of D values (a head) is normed on its own.
+        eps: added to the mean square.
+        weight: of `pack_weight`.
+        gate: x's shape and dtype, any strides; or None.
+        residual: `[..., out]` in x's dtype, or None.
+
+    Returns:
+        `[..., out]` in x's dtype.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape.
+    """
+    y: Tensor
+    try:
+        y = _rms_norm_linear(
+            x, norm_weight, eps, weight.data, weight.bias, weight.out_features, gate, residual
+        )
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return y
+
+
+def rms_norm_linear_reference(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: PackedWeight,
+    *,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`rms_norm_linear` in float64: `[..., out]` float64."""
+    groups = (*x.shape[:-1], weight.in_features // norm_weight.shape[0], norm_weight.shape[0])  # [..., H, D]
+    gates = None if gate is None else gate.reshape(groups)
+    normed = rms_norm_reference(x.reshape(groups), norm_weight, eps, gates)
+    return linear_reference(normed.flatten(-2), weight, residual=residual)
+
+
+def swiglu_linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
+    """`linear(swiglu(x), weight, residual=residual)` in one call.
+
+    For float32 the same bits as the two; in a narrower dtype what lies between them is not rounded to it.
+
+    Args:
+        x: `[..., 2 in]`; dtypes and strides as in `linear`.
+        weight: of `pack_weight`.
+        residual: `[..., out]` in x's dtype, or None.
+
+    Returns:
+        `[..., out]` in x's dtype.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape.
+    """
+    y: Tensor
+    try:
+        y = _swiglu_linear(x, weight.data, weight.bias, weight.out_features, residual)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return y
+
+
+def swiglu_linear_reference(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
+    """`swiglu_linear` in float64: `[..., out]` float64."""
+    return linear_reference(swiglu_reference(x), weight, residual=residual)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) -> Tensor:
+    """`x * rsqrt(mean(x^2) + eps) * weight` over the last dimension, times `silu(gate)` where given.
+
+    Args:
+        x: `[..., D]` float32, bfloat16 or float16; any strides.
+        weight: float32 `[D]`.
+        eps: added to the mean square.
+        gate: x's shape and dtype, any strides; or None.
+
+    Returns:
+        `[..., D]` in x's dtype, contiguous.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape.
+    """
+    y: Tensor
+    try:
+        y = _rms_norm(x, weight, eps, gate)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return y
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) -> Tensor:
+    """`rms_norm` in float64: `[..., D]` float64."""
+    x = x.double()
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()
+    return y if gate is None else y * torch.nn.functional.silu(gate.double())
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """`silu(gate) * up` of `x = [gate, up]` on the last dimension.
+
+    Args:
+        x: `[..., 2F]` float32, bfloat16 or float16; any strides.
+
+    Returns:
+        `[..., F]` in x's dtype, contiguous.
+
+    Raises:
+        ValueError: the last dimension is odd, or the dtype is another.
+    """
+    y: Tensor
+    try:
+        y = _swiglu(x)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return y
+
+
+def swiglu_reference(x: Tensor) -> Tensor:
+    """`swiglu` in float64: `[..., F]` float64."""
+    gate, up = x.double().chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def gated_delta_gates(
+    a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, neg_eigval: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The gates of a Gated DeltaNet (Yang et al., 2024, arXiv:2412.06464) from its two small projections.
+
+    Args:
+        a: `[..., HV]` float32, bfloat16 or float16; any strides, such as a slice of a wider projection.
+        b: a's shape and dtype; any strides.
+        A_log: float32 `[HV]`, log of the decay rate.
+        dt_bias: float32 `[HV]`.
+        neg_eigval: doubles beta, so that transition matrices may have negative eigenvalues.
+
+    Returns:
+        `g = -exp(A_log) * softplus(a + dt_bias)`, the log of the decay (0 or less), and `beta = sigmoid(b)`:
+        both float32 `[..., HV]`, contiguous.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape.
+    """
+    g: Tensor
+    beta: Tensor
+    try:
+        g, beta = _gated_delta_gates(a, b, A_log, dt_bias, neg_eigval)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return g, beta
+
+
+def gated_delta_gates_reference(
+    a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, neg_eigval: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`gated_delta_gates` in float64: both `[..., HV]` float64."""
+    x = a.double() + dt_bias.double()
+    softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    beta = torch.sigmoid(b.double())
+    return -torch.exp(A_log.double()) * softplus, 2 * beta if neg_eigval else beta

@@ -1,0 +1,36 @@
+"""Fresh memory is poisoned in every operator test, so that an output that was never written shows."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+_M_PERTURB = -6  # glibc: malloc fills what it hands out with the complement of the given byte
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """float32 0x7f7f7f7f is 3.4e38, bfloat16 and float16 are as large or NaN."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_PERTURB, 0x80)
+    yield
+    mallopt(_M_PERTURB, 0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors of most tests are too small for threads; the tests of threading ask for them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
