@@ -29,9 +29,7 @@ class Backend:
         return self.name
 
 
-def _reference_verify(
-    q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Factors]:
+def _reference_verify(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Factors]:
     out, factors = reference.verify(q, k, v, *args, **kwargs, dtype=torch.float32)
     return out.to(v.dtype), factors
 

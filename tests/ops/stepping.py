@@ -16,7 +16,8 @@ from .cases import Gate, Update, random_tokens
 class Layer:
     """One recurrent layer with its convolution, and a table of token inputs: row t of the table is token t.
 
-    The convolution runs over channels of its own, beside the recurrence: both states advance with every token.
+    The convolution runs over channels of its own, beside the recurrence: both states advance with every
+    token.
     """
 
     backend: Backend

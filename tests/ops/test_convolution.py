@@ -16,8 +16,10 @@ backends = pytest.mark.parametrize("backend", BACKENDS, ids=str)
 BIG = 1 << 30
 
 
-def inputs(seed: int, B: int, N: int, C: int, W: int, dtype=torch.float32, state_dtype=None) -> dict[str, Any]:
-    """x is a slice of a wider projection; row 0 is padding, the last row is short; what is not read is NaN."""
+def inputs(
+    seed: int, B: int, N: int, C: int, W: int, dtype=torch.float32, state_dtype=None
+) -> dict[str, Any]:
+    """x is a slice of a wider projection, row 0 is padding, the last row is short, the unread is NaN."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(B, N, C + 7, generator=rng).to(dtype)[..., 3 : C + 3]
     state = torch.randn(B + 2, W - 1, C, generator=rng).to(state_dtype or dtype)
@@ -52,10 +54,12 @@ def check(backend: Backend, *, activation: str | None = "silu", **arguments: Any
     )
     assert y.dtype == x.dtype
     assert y.is_contiguous()
-    # W + 1 additions of terms |weight| |x|, a sigmoid that is good to a few units in the last place, one rounding.
+    # W + 1 additions of terms |weight| |x| (both below 4), a sigmoid good to a few last places, one rounding.
     W = weight.shape[1]
     size = max(float(want.abs().max()) if want.numel() else 0.0, W * 4 * 4)
-    assert_close(y, want, size * EPS[torch.float32] * (W + 8) + size * EPS[x.dtype] * (x.dtype != torch.float32), "y")
+    assert_close(
+        y, want, size * EPS[torch.float32] * (W + 8) + size * EPS[x.dtype] * (x.dtype != torch.float32), "y"
+    )
     assert torch.equal(state.nan_to_num(7.0), want_state.nan_to_num(7.0)), "conv_state"
     return y
 

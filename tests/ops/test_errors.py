@@ -1,4 +1,4 @@
-"""Every argument check: one ValueError that names the argument, what was given and what is wanted; nothing written."""
+"""Every argument check: one ValueError with the argument, what was given and what is wanted."""
 
 from __future__ import annotations
 
@@ -41,14 +41,26 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     ("q dim", {"q": f32(B, N, DK)}, r"q: got shape \[2, 3, 32\], want \[B, N, HK, DK\]"),
     ("k shape", {"k": f32(B, N, HK, 64)}, r"k: got shape \[2, 3, 1, 64\], want the shape of q"),
     ("v shape", {"v": f32(B, 4, HV, DV)}, r"v: got shape \[2, 4, 2, 64\], want \[B, N, HV, DV\]"),
-    ("heads", {"q": f32(B, N, 3, DK), "k": f32(B, N, 3, DK)}, r"v: got 2 value heads, want a multiple of the 3"),
-    ("DK", {"q": f32(B, N, HK, 48), "k": f32(B, N, HK, 48)}, r"k: got DK = 48, want 32, 64, 96, 128, 192 or 256"),
+    (
+        "heads",
+        {"q": f32(B, N, 3, DK), "k": f32(B, N, 3, DK)},
+        r"v: got 2 value heads, want a multiple of the 3",
+    ),
+    (
+        "DK",
+        {"q": f32(B, N, HK, 48), "k": f32(B, N, HK, 48)},
+        r"k: got DK = 48, want 32, 64, 96, 128, 192 or 256",
+    ),
     ("DV", {"v": f32(B, N, HV, 544)}, r"v: got DV = 544, want a multiple of 32 up to 512"),
     ("q dtype", {"q": f32(B, N, HK, DK).double()}, r"q: got dtype Double, want float32, bfloat16 or float16"),
     ("k dtype", {"k": f32(B, N, HK, DK).bfloat16()}, r"k: got dtype BFloat16, want Float"),
     ("v dtype", {"v": f32(B, N, HV, DV).half()}, r"v: got dtype Half, want Float"),
     ("q stride", {"q": f32(B, N, HK, 2 * DK)[..., ::2]}, r"q: the last dimension has stride 2, want 1"),
-    ("v stride", {"v": f32(B, N, HV, 2 * DV)[..., ::2]}, r"v: the last dimension has stride 2, want 1 \(call"),
+    (
+        "v stride",
+        {"v": f32(B, N, HV, 2 * DV)[..., ::2]},
+        r"v: the last dimension has stride 2, want 1 \(call",
+    ),
     ("g dtype", {"g": f32(B, N, HV).bfloat16()}, r"g: got dtype BFloat16, want Float"),
     ("g shape", {"g": f32(B, N, 3)}, r"g: got shape \[2, 3, 3\], want \[B, N, HV\] = \[2, 3, 2\]"),
     ("g channels", {"g": f32(B, N, HV, 31)}, r"g: got shape .* want \[B, N, HV, DK\] = \[2, 3, 2, 32\]"),
@@ -67,16 +79,40 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     ("slots twice", {"slots": int32([1, 1])}, r"slots: slot 1 is named by two rows, want distinct slots"),
     ("parents dtype", {"parents": torch.zeros(B, N)}, r"parents: got dtype Float, want Int"),
     ("parents shape", {"parents": int32([[-1, 0]] * B)}, r"parents: got shape \[2, 2\], want \[B, N\]"),
-    ("parents self", {"parents": int32([[-1, 0, 1], [-1, 1, 1]])}, r"parents: row 1 node 1 has parent 1, want -1"),
+    (
+        "parents self",
+        {"parents": int32([[-1, 0, 1], [-1, 1, 1]])},
+        r"parents: row 1 node 1 has parent 1, want -1",
+    ),
     ("parents low", {"parents": int32([[-2, 0, 1]] * B)}, r"parents: row 0 node 0 has parent -2, want -1"),
     ("lengths shape", {"lengths": int32([1, 2, 3])}, r"lengths: got shape \[3\], want \[B\]"),
     ("lengths dtype", {"lengths": torch.tensor([1, 2])}, r"lengths: got dtype Long, want Int"),
-    ("strategy", {"strategy": "fastest"}, r"strategy: got 'fastest', want 'serial', 'hybrid', 'solve', 'exact' or"),
+    (
+        "strategy",
+        {"strategy": "fastest"},
+        r"strategy: got 'fastest', want 'serial', 'hybrid', 'solve', 'exact' or",
+    ),
     ("precision", {"precision": "tf32"}, r"precision: got 'tf32', want 'ieee'"),
-    ("both", {"pending": Pending(factors()), "prefix": Prefix(factors())}, r"prefix: got both pending and prefix"),
-    ("pending shape", {"pending": Pending(factors()._replace(u=f32(B, 4, HV, DV)))}, r"pending.factors.u: got shape"),
-    ("pending dtype", {"pending": Pending(factors()._replace(k=f32(B, N, HK, DK).half()))}, r"pending.factors.k: got d"),
-    ("pending gate", {"pending": Pending(factors()._replace(g=None))}, r"pending.factors.g: got another kind of gate"),
+    (
+        "both",
+        {"pending": Pending(factors()), "prefix": Prefix(factors())},
+        r"prefix: got both pending and prefix",
+    ),
+    (
+        "pending shape",
+        {"pending": Pending(factors()._replace(u=f32(B, 4, HV, DV)))},
+        r"pending.factors.u: got shape",
+    ),
+    (
+        "pending dtype",
+        {"pending": Pending(factors()._replace(k=f32(B, N, HK, DK).half()))},
+        r"pending.factors.k: got d",
+    ),
+    (
+        "pending gate",
+        {"pending": Pending(factors()._replace(g=None))},
+        r"pending.factors.g: got another kind of gate",
+    ),
     (
         "pending stride",
         {"pending": Pending(factors()._replace(k=f32(B, 5, HK, DK)[:, :N]))},
@@ -92,17 +128,41 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
         {"pending": Pending(factors(), int32([[0, 1], [2, 1]]))},
         r"pending.path: row 1 entry 1 is 1 after 2, want a path from root to leaf",
     ),
-    ("pending lengths", {"pending": Pending(factors(), None, int32([1]))}, r"pending.path_lengths: got shape \[1\]"),
+    (
+        "pending lengths",
+        {"pending": Pending(factors(), None, int32([1]))},
+        r"pending.path_lengths: got shape \[1\]",
+    ),
     (
         "written overlap",
         {"pending": Pending(factors()), "state": f32(1, HV, DV, DK).expand(B, -1, -1, -1)},
         r"state: the slot stride is 0, want at least 4096: slots that overlap cannot be written",
     ),
-    ("prefix parents", {"prefix": Prefix(factors(), int32([[-1, 0, 2]] * B))}, r"prefix.parents: row 0 node 2 has par"),
-    ("prefix ids", {"prefix": Prefix(factors()), "parents": int32([[2, 3, 5]] * B)}, r"parents: row 0 node 5 has par"),
-    ("prefix gate", {"prefix": Prefix(factors()._replace(g=f32(B, N, HV, DK)))}, r"prefix.factors.g: got another kind"),
-    ("prefix solve", {"prefix": Prefix(factors()), "strategy": "solve"}, r"prefix: got a prefix with strategy solve"),
-    ("prefix count", {"prefix": Prefix(factors(62))}, r"q: got 3 new nodes and 62 prefix nodes, want at most 64"),
+    (
+        "prefix parents",
+        {"prefix": Prefix(factors(), int32([[-1, 0, 2]] * B))},
+        r"prefix.parents: row 0 node 2 has par",
+    ),
+    (
+        "prefix ids",
+        {"prefix": Prefix(factors()), "parents": int32([[2, 3, 5]] * B)},
+        r"parents: row 0 node 5 has par",
+    ),
+    (
+        "prefix gate",
+        {"prefix": Prefix(factors()._replace(g=f32(B, N, HV, DK)))},
+        r"prefix.factors.g: got another kind",
+    ),
+    (
+        "prefix solve",
+        {"prefix": Prefix(factors()), "strategy": "solve"},
+        r"prefix: got a prefix with strategy solve",
+    ),
+    (
+        "prefix count",
+        {"prefix": Prefix(factors(62))},
+        r"q: got 3 new nodes and 62 prefix nodes, want at most 64",
+    ),
     ("device", {"state": torch.ones(B, HV, DV, DK, device="meta")}, r"state: got a tensor on meta, want cpu"),
 ]
 
@@ -138,9 +198,17 @@ def test_node_limit(backend: Backend, strategy: str, most: int) -> None:
 
 
 COMMIT: list[tuple[str, dict[str, Any], str]] = [
-    ("k dim", {"factors": factors()._replace(k=f32(B, N, DK))}, r"factors.k: got shape .* want \[B, N, HK, DK\]"),
+    (
+        "k dim",
+        {"factors": factors()._replace(k=f32(B, N, DK))},
+        r"factors.k: got shape .* want \[B, N, HK, DK\]",
+    ),
     ("u shape", {"factors": factors()._replace(u=f32(B, 2, HV, DV))}, r"factors.u: got shape"),
-    ("u dtype", {"factors": factors()._replace(u=f32(B, N, HV, DV).half())}, r"factors.u: got dtype Half, want Float"),
+    (
+        "u dtype",
+        {"factors": factors()._replace(u=f32(B, N, HV, DV).half())},
+        r"factors.u: got dtype Half, want Float",
+    ),
     ("g shape", {"factors": factors()._replace(g=f32(B, N, 3))}, r"factors.g: got shape"),
     ("state shape", {"state": f32(B, HV, DV, 64)}, r"state: got shape .* want \[S, HV, DV, DK\]"),
     ("state overlap", {"state": f32(1, HV, DV, DK).expand(B, -1, -1, -1)}, r"state: the slot stride is 0"),
@@ -171,7 +239,11 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     ("weight width", {"weight": f32(C, 0)}, r"weight: got width 0, want at least 1"),
     ("bias", {"bias": f32(C, 1)}, r"bias: got shape \[8, 1\], want \[C\]"),
     ("state shape", {"conv_state": f32(B, W, C)}, r"conv_state: got shape \[2, 4, 8\], want \[S, W-1, C\]"),
-    ("state dtype", {"conv_state": f32(B, W - 1, C).half()}, r"conv_state: got dtype Half, want the dtype of x or"),
+    (
+        "state dtype",
+        {"conv_state": f32(B, W - 1, C).half()},
+        r"conv_state: got dtype Half, want the dtype of x or",
+    ),
     ("state stride", {"conv_state": f32(B, C, W - 1).mT}, r"conv_state: dimension 2 has stride 3, want 1"),
     ("slots", {"slots": int32([0, 0])}, r"slots: slot 0 is named by two rows"),
     ("parents", {"parents": int32([[0, 0, 0]] * B)}, r"parents: row 0 node 0 has parent 0, want -1"),
@@ -179,10 +251,22 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     ("activation", {"activation": "relu"}, r"activation: got 'relu', want 'silu' or None"),
     ("both", {"pending": ConvPending(f32(B, N, C)), "prefix": ConvPrefix(f32(B, N, C))}, r"prefix: got both"),
     ("pending shape", {"pending": ConvPending(f32(B, N, 7))}, r"pending.x: got shape \[2, 3, 7\], want"),
-    ("pending dtype", {"pending": ConvPending(f32(B, N, C).half())}, r"pending.x: got dtype Half, want Float"),
-    ("pending path", {"pending": ConvPending(f32(B, N, C), int32([[3]] * B))}, r"pending.path: row 0 entry 0 is 3"),
+    (
+        "pending dtype",
+        {"pending": ConvPending(f32(B, N, C).half())},
+        r"pending.x: got dtype Half, want Float",
+    ),
+    (
+        "pending path",
+        {"pending": ConvPending(f32(B, N, C), int32([[3]] * B))},
+        r"pending.path: row 0 entry 0 is 3",
+    ),
     ("prefix shape", {"prefix": ConvPrefix(f32(1, N, C))}, r"prefix.x: got shape \[1, 3, 8\], want"),
-    ("prefix parents", {"prefix": ConvPrefix(f32(B, 1, C), int32([[0]] * B))}, r"prefix.parents: row 0 node 0 has"),
+    (
+        "prefix parents",
+        {"prefix": ConvPrefix(f32(B, 1, C), int32([[0]] * B))},
+        r"prefix.parents: row 0 node 0 has",
+    ),
     (
         "overlap",
         {"pending": ConvPending(f32(B, N, C)), "conv_state": f32(1, W - 1, C).expand(B, -1, -1)},
@@ -199,10 +283,22 @@ def test_conv_verify(backend: Backend, change: dict[str, Any], message: str) -> 
 
 
 CONV_COMMIT: list[tuple[str, dict[str, Any], str]] = [
-    ("channels", {"x": f32(B, N, 7)}, r"conv_state: got shape \[2, 3, 8\], want \[S, W-1, C\] = \[any, any, 7\]"),
+    (
+        "channels",
+        {"x": f32(B, N, 7)},
+        r"conv_state: got shape \[2, 3, 8\], want \[S, W-1, C\] = \[any, any, 7\]",
+    ),
     ("dim", {"conv_state": f32(B, C)}, r"conv_state: got shape \[2, 8\]"),
-    ("dtype", {"x": f32(B, N, C).half(), "conv_state": f32(B, 3, C).bfloat16()}, r"conv_state: got dtype BFloat16"),
-    ("path", {"path": int32([[2, 1]] * B)}, r"path: row 0 entry 1 is 1 after 2, want a path from root to leaf"),
+    (
+        "dtype",
+        {"x": f32(B, N, C).half(), "conv_state": f32(B, 3, C).bfloat16()},
+        r"conv_state: got dtype BFloat16",
+    ),
+    (
+        "path",
+        {"path": int32([[2, 1]] * B)},
+        r"path: row 0 entry 1 is 1 after 2, want a path from root to leaf",
+    ),
     ("slots", {"slots": int32([0, 5])}, r"slots: row 1 is 5, want less than the 2 slots of conv_state"),
 ]
 
@@ -210,12 +306,22 @@ CONV_COMMIT: list[tuple[str, dict[str, Any], str]] = [
 @backends
 @pytest.mark.parametrize(("change", "message"), [c[1:] for c in CONV_COMMIT], ids=[c[0] for c in CONV_COMMIT])
 def test_conv_commit(backend: Backend, change: dict[str, Any], message: str) -> None:
-    call({"conv_state": f32(B, 3, C), "x": f32(B, N, C), **change}, backend.conv_commit, message, "conv_state")
+    call(
+        {"conv_state": f32(B, 3, C), "x": f32(B, N, C), **change}, backend.conv_commit, message, "conv_state"
+    )
 
 
 PREFILL: list[tuple[str, dict[str, Any], str]] = [
-    ("both", {"lengths": int32([1, 1]), "cu_seqlens": int32([0, N])}, r"lengths: got both lengths and cu_seqlens"),
-    ("rows", {"cu_seqlens": int32([0, N])}, r"q: got 2 rows with cu_seqlens, want packed sequences in one row"),
+    (
+        "both",
+        {"lengths": int32([1, 1]), "cu_seqlens": int32([0, N])},
+        r"lengths: got both lengths and cu_seqlens",
+    ),
+    (
+        "rows",
+        {"cu_seqlens": int32([0, N])},
+        r"q: got 2 rows with cu_seqlens, want packed sequences in one row",
+    ),
     ("lengths", {"lengths": int32([1])}, r"lengths: got shape \[1\], want \[B\]"),
     ("slots", {"slots": int32([0, 0])}, r"slots: slot 0 is named by two rows"),
     ("state", {"state": f32(B, HV, DV, DK).half()}, r"state: got dtype Half, want float32 or bfloat16"),

@@ -104,11 +104,13 @@ def test_every_tree(backend: Backend, strategy: str, gate, update, N: int) -> No
 
 @pairs
 def test_large_trees(backend: Backend, strategy: str) -> None:
-    """64 nodes in random forests: nodes that share a path by chance are not compared, every node's own path is."""
+    """64 nodes in random forests, against decoding the paths of some of them."""
     rng = torch.Generator().manual_seed(3)
     layer = Layer.random(backend, strategy, 4, 64, HK=2, HV=4, DK=64, DV=96)
     parents = random_parents(rng, 2, 64)
-    out, _ = layer.verify(torch.arange(64).expand(2, 64), state=layer.state.repeat(2, 1, 1, 1), parents=parents)
+    out, _ = layer.verify(
+        torch.arange(64).expand(2, 64), state=layer.state.repeat(2, 1, 1, 1), parents=parents
+    )
     for row in range(2):
         for node in range(3, 64, 7):
             want, _ = layer.start().run(path_to(parents[row].tolist(), node))
@@ -180,7 +182,7 @@ def test_prefix_equals_whole_tree(backend: Backend, strategy: str, gate, update)
 
 @pairs
 def test_rows_do_not_know_each_other(backend: Backend, strategy: str) -> None:
-    """A row's bits do not depend on the batch size, its position, its slot, its neighbours or the thread count."""
+    """A row's bits depend on nothing else: batch size, position, slot, neighbours, thread count."""
     B, N = 7, 6
     layer = Layer.random(backend, strategy, 8, B * N, HK=2, HV=4, DK=128, DV=128)
     ids = torch.arange(B * N).view(B, N)
@@ -207,7 +209,7 @@ def test_rows_do_not_know_each_other(backend: Backend, strategy: str) -> None:
 @pairs
 @recurrences
 def test_node_order(backend: Backend, strategy: str, gate, update) -> None:
-    """One tree in several topological orders (as drawn, depth first, breadth first) maps to the same outputs."""
+    """One tree as drawn, depth first and breadth first: the same outputs."""
     N = 15
     layer = Layer.random(backend, strategy, 10, N, gate=gate, update=update)
     parents = random_parents(torch.Generator().manual_seed(11), 1, N)[0].tolist()
@@ -216,7 +218,10 @@ def test_node_order(backend: Backend, strategy: str, gate, update) -> None:
         children.setdefault(parent, []).append(node)
 
     def depth_first(node: int) -> list[int]:
-        return [node, *itertools.chain.from_iterable(depth_first(c) for c in reversed(children.get(node, [])))]
+        return [
+            node,
+            *itertools.chain.from_iterable(depth_first(c) for c in reversed(children.get(node, []))),
+        ]
 
     orders = [list(range(N)), depth_first(-1)[1:], sorted(range(N), key=lambda n: len(path_to(parents, n)))]
     results = []
@@ -238,7 +243,7 @@ def test_node_order(backend: Backend, strategy: str, gate, update) -> None:
 @pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bfloat16_state_deferred_equals_eager(backend: Backend, strategy: str, dtype: torch.dtype) -> None:
-    """A bfloat16 state is rounded once a commit, so splits differ; deferring a commit still changes nothing."""
+    """A bfloat16 state is rounded once a commit: splits differ, deferring still changes nothing."""
     layer = Layer.random(backend, strategy, 12, 9, dtype=dtype, state_dtype=torch.bfloat16, DK=96, DV=64)
     ids = torch.arange(5)[None]
     eager, late = layer.state.clone(), layer.state.clone()
@@ -281,7 +286,7 @@ test_every_split(CPU, "hybrid", "channel", "delta")
 
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_narrower_instruction_sets(isa: str) -> None:
-    """The other builds of the kernels keep the promise too (each for itself: between them bits may differ)."""
+    """The other builds keep the promise too, each for itself: between them bits may differ."""
     import os
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A random script of 300 rounds: everything that happens to a batch of sequences in a server, in any order."""
+"""A random script of 300 rounds: what happens to a batch of sequences in a server, in any order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sequence:
 
 
 class Server:
-    """Slots of one layer, and rounds over them: verify a ragged batch of trees, accept, commit now or later."""
+    """Slots of one layer, and rounds over them: verify ragged trees, accept, commit now or later."""
 
     def __init__(self, layer: Layer, seed: int) -> None:
         self.layer = layer
@@ -148,10 +148,12 @@ def test_random_script(backend: Backend, strategy: str) -> None:
 
 @pytest.mark.parametrize("backend", COMPILED, ids=str)
 def test_fast_drift(backend: Backend, record_property, capsys: pytest.CaptureFixture[str]) -> None:
-    """2000 rounds of `solve` and closed-form commits against float64: the error stays where it is after a few rounds.
+    """2000 rounds of `solve` and closed-form commits against float64: the error does not grow.
 
-    The gates forget: with mean decay a over the tokens an error lives about 1 / (1 - a) tokens, so the drift is bounded by
-    the roundings of that many steps, however many rounds there are. The bound below takes the slowest head's mean gate.
+    The gates forget: with mean decay a over the tokens an error lives about 1 / (1 - a) tokens, so the drift
+        is bounded by
+    the roundings of that many steps, however many rounds there are. The bound below takes the slowest head's
+    mean gate.
     """
     if "solve" not in backend.strategies:
         pytest.skip("no solve strategy")
@@ -167,7 +169,7 @@ def test_fast_drift(backend: Backend, record_property, capsys: pytest.CaptureFix
     for i in range(1, rounds + 1):
         ids = torch.tensor([[rng.randrange(97) for _ in range(n)]])
         accepted = int32([rng.randrange(1, n + 1)])
-        out, factors = layer.verify(ids, state=state)
+        _, factors = layer.verify(ids, state=state)
         backend.commit(state, factors, None, accepted, mode="fast")
         tokens, _ = layer.inputs(ids)
         _, want = reference.verify(*tokens, state=exact, qk_l2norm=True, dtype=torch.float64)
