@@ -227,6 +227,17 @@ def test_a_seed_decides_and_every_position_has_its_own_numbers() -> None:
     assert len(set(at[0])) > 15
 
 
+def test_a_large_vocabulary_decides_as_row_by_row() -> None:
+    params, vocab = SamplingParams(temperature=0.7), 9001  # target rows are made a few at a time
+    logits = 3 * torch.randn(8, vocab, generator=torch.Generator().manual_seed(9))
+    tokens = [0]
+    for i in range(8):
+        alone = accept_sampled(logits[i : i + 1], [tokens[-1]], None, params, None, 5, 40 + i)
+        tokens.append(alone.next_token)
+    proposal = Proposal(Tree(list(range(-1, 6))), Kind.DETERMINISTIC)
+    assert accept_sampled(logits, tokens[:8], proposal, params, None, 5, 40) == (list(range(8)), tokens[8])
+
+
 def test_accept_chain_by_hand() -> None:
     p = np.array([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]])
     q = np.array([[0.25, 0.5, 0.25]])

@@ -6,7 +6,7 @@
 #include "linear_tile.h"
 #include "ops.h"
 #include "parallel.h"
-#include "rows.h"
+#include "row_ops.h"
 #include "scratch.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -26,15 +26,41 @@ TileFunction<W> tile_function(int64_t rows, std::integer_sequence<int, I...>) {
   return table[rows - 1];
 }
 
-// Rows [begin, begin + count) of x to one float32 tile, see kChunk.
+// One row of x as float32 [K], after what LinearInput asks for.
 template <typename X>
-void pack_tile(const LinearParams& p, int64_t begin, int64_t count, float* tile) {
+void read_row(const LinearParams& p, int64_t row, float* to) {
+  const X* x = row_of<X>(p.x, row);
+  switch (p.input) {
+    case LinearInput::kPlain:
+      for_vectors(p.K, [&](int64_t i, int64_t n) { store_some(to + i, load_some(x + i, n), n); });
+      return;
+    case LinearInput::kRmsNorm: {
+      const X* gate = p.has_gate ? row_of<X>(p.gate, row) : nullptr;
+      for (int64_t i = 0; i < p.K; i += p.norm_size) {
+        const X* group_gate = gate != nullptr ? gate + i : nullptr;
+        rms_norm_row(x + i, group_gate, p.norm_weight, p.norm_eps, p.norm_size, to + i);
+      }
+      return;
+    }
+    case LinearInput::kSwiglu:
+      swiglu_row(x, p.K, to);
+      return;
+  }
+}
+
+// Rows [begin, begin + count) of x to one float32 tile, see kChunk. `row` is room for one row.
+template <typename X>
+void pack_tile(const LinearParams& p, int64_t begin, int64_t count, float* tile, float* row) {
   for (int64_t r = 0; r < count; ++r) {
-    const X* x = row_of<X>(p.x, begin + r);
+    float* const first = tile + r * kChunkStride;
+    if (p.K <= kChunk) {
+      read_row<X>(p, begin + r, first);
+      continue;
+    }
+    read_row<X>(p, begin + r, row);
     for (int64_t done = 0; done < p.K; done += kChunk) {
-      float* to = tile + done / kChunk * count * kChunkStride + r * kChunkStride;
-      const int64_t length = std::min(kChunk, p.K - done);
-      for_vectors(length, [&](int64_t i, int64_t n) { load_some(x + done + i, n).store(to + i); });
+      std::memcpy(first + done / kChunk * count * kChunkStride, row + done,
+                  std::min(kChunk, p.K - done) * sizeof(float));
     }
   }
 }
@@ -50,8 +76,10 @@ void block(const LinearParams& p, int64_t row_begin, int64_t row_end, int64_t pa
   const int64_t most_rows =
       std::max<int64_t>(1, kBlockFloats / (row_floats * kMaxRows)) * kMaxRows;  // of a block, whole tiles
   const int64_t block_rows = std::min(most_rows, row_end - row_begin);
-  float* packed = thread_scratch(block_rows * (row_floats + (direct ? 0 : columns)));
-  float* staged = packed + block_rows * row_floats;
+  float* packed = thread_scratch(block_rows * row_floats + p.K + (direct ? 0 : block_rows * columns));
+  float* row = packed + block_rows * row_floats;  // [K]
+  float* staged = row + p.K;                      // [block_rows, columns]
+  const X* residual = static_cast<const X*>(p.residual);
   const W* weight = static_cast<const W*>(p.weight);
   X* const y = static_cast<X*>(p.y);
 
@@ -61,10 +89,12 @@ void block(const LinearParams& p, int64_t row_begin, int64_t row_end, int64_t pa
     const auto tile_begin = [&](int64_t t) { return rows * t / tiles; };
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t begin = tile_begin(t);
-      pack_tile<X>(p, first + begin, tile_begin(t + 1) - begin, packed + begin * row_floats);
+      pack_tile<X>(p, first + begin, tile_begin(t + 1) - begin, packed + begin * row_floats, row);
     }
-    TileOutput out{staged - column_begin, columns, p.N, p.bias};
-    if constexpr (direct) out = {y + first * p.N, p.N, p.N, p.bias};
+    TileOutput out{staged - column_begin, columns, p.N, p.bias, nullptr};
+    if constexpr (direct) {
+      out = {y + first * p.N, p.N, p.N, p.bias, residual != nullptr ? residual + first * p.N : nullptr};
+    }
     const int64_t slices = (panel_end - panel_begin) * kSlices;
     const int64_t step = tiles == 1 ? slices : 1;  // one tile streams the weights; several share each slice
     for (int64_t s = 0; s < slices; s += step) {
@@ -72,6 +102,7 @@ void block(const LinearParams& p, int64_t row_begin, int64_t row_end, int64_t pa
         const int64_t begin = tile_begin(t);
         TileOutput tile_out = out;
         tile_out.y += begin * out.stride;
+        if (tile_out.residual != nullptr) tile_out.residual += begin * out.stride;
         const auto run =
             tile_function<W>(tile_begin(t + 1) - begin, std::make_integer_sequence<int, kMaxRows>());
         const int64_t slice = panel_begin * kSlices + s;
@@ -81,8 +112,12 @@ void block(const LinearParams& p, int64_t row_begin, int64_t row_end, int64_t pa
     if constexpr (!direct) {
       for (int64_t r = 0; r < rows; ++r) {
         const float* from = staged + r * columns;
-        X* to = y + (first + r) * p.N + column_begin;
-        for_vectors(columns, [&](int64_t i, int64_t n) { store_some(to + i, load_some(from + i, n), n); });
+        const int64_t at = (first + r) * p.N + column_begin;
+        for_vectors(columns, [&](int64_t i, int64_t n) {
+          Vec sum = load_some(from + i, n);
+          if (residual != nullptr) sum = sum + load_some(residual + at + i, n);
+          store_some(y + at + i, sum, n);
+        });
       }
     }
   }

@@ -5,8 +5,7 @@
 
 #include <algorithm>
 
-#include "simd.h"
-#include "specdec/dense_params.h"
+#include "rows.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -73,22 +72,18 @@ inline void load_pair(const bf16* p, Vec& lo, Vec& hi) {
 struct TileOutput {
   float* y;
   int64_t stride;
-  int64_t N;          // columns that exist
-  const float* bias;  // [N] or null
+  int64_t N;              // columns that exist
+  const float* bias;      // [N] or null
+  const float* residual;  // like y, `stride` apart, or null
 };
 
 inline void store_columns(const TileOutput& out, int64_t row, int64_t column, Vec a) {
-  float* y = out.y + row * out.stride;
-  if (column + Vec::kWidth <= out.N) {
-    if (out.bias != nullptr) a = a + Vec::load(out.bias + column);
-    a.store(y + column);
-    return;
-  }
-  float lanes[Vec::kWidth];
-  a.store(lanes);
-  for (int64_t i = 0; column + i < out.N; ++i) {
-    y[column + i] = out.bias != nullptr ? lanes[i] + out.bias[column + i] : lanes[i];
-  }
+  const int64_t count = std::min<int64_t>(Vec::kWidth, out.N - column);
+  if (count <= 0) return;
+  const int64_t at = row * out.stride + column;
+  if (out.bias != nullptr) a = a + load_some(out.bias + column, count);
+  if (out.residual != nullptr) a = a + load_some(out.residual + at, count);
+  store_some(out.y + at, a, count);
 }
 
 // y[0:MR, columns of slices [slice, slice + NS)] = x W^T + bias.

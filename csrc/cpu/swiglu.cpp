@@ -1,8 +1,7 @@
-// swiglu: y = silu(gate) * up with x = [gate, up] on the last dimension.
+// swiglu: one row a work item.
 #include "ops.h"
 #include "parallel.h"
-#include "rows.h"
-#include "simd_math.h"
+#include "row_ops.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -10,12 +9,7 @@ Status swiglu(const SwigluParams& p) {
   return visit_dtype(p.x.dtype, [&](auto tag) {
     using T = decltype(tag);
     parallel_for(p.x.rows, p.x.rows * p.F * 10, [&](int64_t row) {
-      const T* gate = row_of<T>(p.x, row);
-      const T* up = gate + p.F;
-      T* y = static_cast<T*>(p.y) + row * p.F;
-      for_vectors(p.F, [&](int64_t i, int64_t n) {
-        store_some(y + i, silu(load_some(gate + i, n)) * load_some(up + i, n), n);
-      });
+      swiglu_row(row_of<T>(p.x, row), p.F, static_cast<T*>(p.y) + row * p.F);
     });
     return Status::kOk;
   });

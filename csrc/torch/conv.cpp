@@ -61,10 +61,6 @@ Tensor run(ConvVerifyParams& p, const Tensor& x) {
   return y;
 }
 
-void check_same_dtype(const ConvInputView& other, const char* name, const ConvInputView& x) {
-  STD_TORCH_CHECK(other.dtype == x.dtype, name, ": got another dtype than x, want the same");
-}
-
 Tensor conv_verify(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                    const Tensor& conv_state, const OptionalTensor& slots, const OptionalTensor& parents,
                    const OptionalTensor& lengths, const OptionalTensor& prefix_x,
@@ -76,7 +72,7 @@ Tensor conv_verify(const Tensor& x, const Tensor& weight, const OptionalTensor& 
                          Access::kRead);
   if (p.has_prefix) {
     check_shape(*prefix_x, "prefix.x", {p.B, -1, p.C}, "[B, NP, C]");
-    check_same_dtype(p.prefix, "prefix.x", p.x);
+    check_dtype(*prefix_x, "prefix.x", x.scalar_type());
     p.prefix_parents = parents_view(prefix_parents, "prefix.parents", rows, p.prefix.nodes, 0, nullptr);
   }
   return run(p, x);
@@ -92,7 +88,7 @@ Tensor conv_verify_deferred(const Tensor& x, const Tensor& weight, const Optiona
       fill(p, x, weight, bias, conv_state, slots, parents, lengths, 0, activation, Access::kWrite);
   p.has_pending = true;
   p.pending = conv_input(pending_x, "pending.x", p.B, p.C);
-  check_same_dtype(p.pending, "pending.x", p.x);
+  check_dtype(pending_x, "pending.x", x.scalar_type());
   p.pending_path = path_view(pending_path, pending_path_lengths, "pending.path", "pending.path_lengths", rows,
                              p.pending.nodes);
   return run(p, x);

@@ -6,29 +6,36 @@ namespace specdec::binding {
 
 namespace {
 
-std::vector<int64_t> sizes_of(const Tensor& t) {
-  std::vector<int64_t> sizes(t.dim());
-  for (int64_t i = 0; i < t.dim(); ++i) sizes[i] = t.size(i);
-  return sizes;
+// An uninitialised contiguous tensor of x's shape with another last dimension, in x's dtype or float32.
+// Straight from the C interface: the way through the dispatcher costs a third of a small call.
+Tensor new_output(const Tensor& x, int64_t last, bool float32 = false) {
+  std::vector<int64_t> sizes(x.dim()), strides(x.dim());
+  int64_t stride = 1;
+  for (int64_t i = x.dim() - 1; i >= 0; --i) {
+    sizes[i] = i == x.dim() - 1 ? last : x.size(i);
+    strides[i] = stride;
+    stride *= std::max<int64_t>(1, sizes[i]);
+  }
+  int32_t dtype = aoti_torch_dtype_float32();
+  if (!float32) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(x.dim(), sizes.data(), strides.data(), dtype,
+                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
 }
 
-Tensor new_output(const Tensor& x, std::vector<int64_t> sizes, int64_t last,
-                  std::optional<ScalarType> dtype = {}) {
-  sizes.back() = last;
-  return torch::stable::new_empty(x, sizes, dtype);
-}
-
-// Rows of x as one stride over the second to last dimension and one over all before it. A tensor that has no
-// such pair of strides is copied: `x` then becomes the copy, which the caller keeps alive.
-RowsView rows_view(Tensor& x, const char* name) {
-  STD_TORCH_CHECK(x.dim() >= 1, name, ": got a scalar, want at least one dimension");
+// Rows [rows, width] of x as one stride over the second to last dimension and one over all before it. A
+// tensor without such strides is copied: `x` then becomes the copy, which the caller keeps alive.
+RowsView rows_view(Tensor& x, const char* name, int64_t width) {
+  const int64_t dim = x.dim();
+  STD_TORCH_CHECK(dim >= 1 && x.size(dim - 1) == width, name, ": got shape ", shape_string(x),
+                  ", want a last dimension of ", width);
   RowsView view;
   view.dtype = float_dtype(x, name);
-  const int64_t dim = x.dim(), D = x.size(dim - 1);
-  bool strided = D <= 1 || x.stride(dim - 1) == 1;
+  bool strided = width <= 1 || x.stride(dim - 1) == 1;
   view.rows = 1;
   for (int64_t i = 0; i + 1 < dim; ++i) view.rows *= x.size(i);
-  int64_t span = 0;  // stride of the dimensions before the second to last, merged so far
+  int64_t span = 0;  // stride of the dimensions before `inner`, merged so far
   int64_t size = 1;
   for (int64_t i = dim - 3; i >= 0; --i) {
     if (x.size(i) == 1) continue;
@@ -41,7 +48,7 @@ RowsView rows_view(Tensor& x, const char* name) {
   }
   if (!strided && view.rows > 0) {
     x = torch::stable::contiguous(x);
-    return rows_view(x, name);
+    return rows_view(x, name, width);
   }
   view.data = x.const_data_ptr();
   if (dim >= 2) {
@@ -50,6 +57,12 @@ RowsView rows_view(Tensor& x, const char* name) {
   }
   view.stride_outer = span;
   return view;
+}
+
+// The last dimension of x, which the rows of a row-wise op lie on.
+int64_t last_size(const Tensor& x, const char* name) {
+  STD_TORCH_CHECK(x.dim() >= 1, name, ": got a scalar, want at least one dimension");
+  return x.size(x.dim() - 1);
 }
 
 const float* float_vector(const Tensor& t, const char* name, int64_t size, const char* dims) {
@@ -69,10 +82,9 @@ void check_same(const Tensor& t, const char* name, const Tensor& x, const char* 
                   shape_string(x));
 }
 
-Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_features) {
+// The packed weight and what it says about the product's sizes.
+LinearParams linear_params(const Tensor& weight, const OptionalTensor& bias, int64_t out_features) {
   LinearParams p;
-  p.x = rows_view(x, "x");
-  p.K = x.size(x.dim() - 1);
   p.N = out_features;
   const int64_t panels = (p.N + kPanelWidth - 1) / kPanelWidth;
   p.weight_dtype = float_dtype(weight, "weight");
@@ -81,29 +93,70 @@ Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_features
                       weight.numel() == panels * weight.size(1) * kPanelWidth,
                   "weight: got shape ", shape_string(weight), ", want panels as pack_weight makes them for ",
                   p.N, " outputs");
-  STD_TORCH_CHECK(p.K == weight.size(1), "x: got shape ", shape_string(x), ", want a last dimension of ",
-                  weight.size(1), ", the weight's inputs");
   check_contiguous(weight, "weight");
+  p.K = weight.size(1);
   p.weight = weight.const_data_ptr();
   if (bias.has_value()) p.bias = float_vector(*bias, "bias", p.N, "[out]");
-  Tensor y = new_output(x, sizes_of(x), p.N);
+  return p;
+}
+
+// p.x is set.
+Tensor run_linear(LinearParams& p, const Tensor& x, OptionalTensor& residual) {
+  Tensor y = new_output(x, p.N);
+  if (residual.has_value()) {
+    check_same(*residual, "residual", y, "the result");
+    if (!residual->is_contiguous()) residual = torch::stable::contiguous(*residual);
+    p.residual = residual->const_data_ptr();
+  }
   p.y = y.mutable_data_ptr();
   check_status(cpu::linear(p), "linear");
   return y;
 }
 
+Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_features, OptionalTensor residual) {
+  LinearParams p = linear_params(weight, bias, out_features);
+  p.x = rows_view(x, "x", p.K);
+  return run_linear(p, x, residual);
+}
+
+Tensor rms_norm_linear(Tensor x, Tensor norm_weight, double eps, Tensor weight, OptionalTensor bias,
+                       int64_t out_features, OptionalTensor gate, OptionalTensor residual) {
+  LinearParams p = linear_params(weight, bias, out_features);
+  p.input = LinearInput::kRmsNorm;
+  p.norm_size = last_size(norm_weight, "norm_weight");
+  p.norm_weight = float_vector(norm_weight, "norm_weight", p.norm_size, "[D]");
+  STD_TORCH_CHECK(p.norm_size > 0 && p.K % p.norm_size == 0, "norm_weight: got shape ",
+                  shape_string(norm_weight), ", want [D] with D a divisor of the weight's ", p.K, " inputs");
+  p.x = rows_view(x, "x", p.K);
+  p.norm_eps = static_cast<float>(eps);
+  if (gate.has_value()) {
+    check_same(*gate, "gate", x, "x");
+    p.has_gate = true;
+    p.gate = rows_view(*gate, "gate", p.K);
+  }
+  return run_linear(p, x, residual);
+}
+
+Tensor swiglu_linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_features,
+                     OptionalTensor residual) {
+  LinearParams p = linear_params(weight, bias, out_features);
+  p.input = LinearInput::kSwiglu;
+  p.x = rows_view(x, "x", 2 * p.K);
+  return run_linear(p, x, residual);
+}
+
 Tensor rms_norm(Tensor x, Tensor weight, double eps, OptionalTensor gate) {
   RmsNormParams p;
-  p.x = rows_view(x, "x");
-  p.D = x.size(x.dim() - 1);
+  p.D = last_size(x, "x");
+  p.x = rows_view(x, "x", p.D);
   p.weight = float_vector(weight, "weight", p.D, "[D]");
   p.eps = static_cast<float>(eps);
   if (gate.has_value()) {
     check_same(*gate, "gate", x, "x");
     p.has_gate = true;
-    p.gate = rows_view(*gate, "gate");
+    p.gate = rows_view(*gate, "gate", p.D);
   }
-  Tensor y = new_output(x, sizes_of(x), p.D);
+  Tensor y = new_output(x, p.D);
   p.y = y.mutable_data_ptr();
   check_status(cpu::rms_norm(p), "rms_norm");
   return y;
@@ -111,12 +164,12 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps, OptionalTensor gate) {
 
 Tensor swiglu(Tensor x) {
   SwigluParams p;
-  p.x = rows_view(x, "x");
-  const int64_t width = x.size(x.dim() - 1);
+  const int64_t width = last_size(x, "x");
   STD_TORCH_CHECK(width % 2 == 0, "x: got shape ", shape_string(x),
                   ", want an even last dimension: gate, up");
+  p.x = rows_view(x, "x", width);
   p.F = width / 2;
-  Tensor y = new_output(x, sizes_of(x), p.F);
+  Tensor y = new_output(x, p.F);
   p.y = y.mutable_data_ptr();
   check_status(cpu::swiglu(p), "swiglu");
   return y;
@@ -125,15 +178,15 @@ Tensor swiglu(Tensor x) {
 std::tuple<Tensor, Tensor> gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias,
                                              bool neg_eigval) {
   GatesParams p;
-  p.a = rows_view(a, "a");
+  p.HV = last_size(a, "a");
+  p.a = rows_view(a, "a", p.HV);
   check_same(b, "b", a, "a");
-  p.b = rows_view(b, "b");
-  p.HV = a.size(a.dim() - 1);
+  p.b = rows_view(b, "b", p.HV);
   p.A_log = float_vector(A_log, "A_log", p.HV, "[HV]");
   p.dt_bias = float_vector(dt_bias, "dt_bias", p.HV, "[HV]");
   p.neg_eigval = neg_eigval;
-  Tensor g = new_output(a, sizes_of(a), p.HV, ScalarType::Float);
-  Tensor beta = new_output(a, sizes_of(a), p.HV, ScalarType::Float);
+  Tensor g = new_output(a, p.HV, /*float32=*/true);
+  Tensor beta = new_output(a, p.HV, /*float32=*/true);
   p.g = static_cast<float*>(g.mutable_data_ptr());
   p.beta = static_cast<float*>(beta.mutable_data_ptr());
   check_status(cpu::gated_delta_gates(p), "gated_delta_gates");
@@ -145,7 +198,14 @@ std::tuple<Tensor, Tensor> gated_delta_gates(Tensor a, Tensor b, Tensor A_log, T
 }  // namespace specdec::binding
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias, int out_features) -> Tensor");
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias, int out_features, Tensor? residual=None) -> Tensor");
+  m.def(
+      "rms_norm_linear(Tensor x, Tensor norm_weight, float eps, Tensor weight, Tensor? bias, int "
+      "out_features, "
+      "Tensor? gate=None, Tensor? residual=None) -> Tensor");
+  m.def(
+      "swiglu_linear(Tensor x, Tensor weight, Tensor? bias, int out_features, Tensor? residual=None) -> "
+      "Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor? gate=None) -> Tensor");
   m.def("swiglu(Tensor x) -> Tensor");
   m.def(
@@ -155,6 +215,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("linear", TORCH_BOX(&specdec::binding::linear));
+  m.impl("rms_norm_linear", TORCH_BOX(&specdec::binding::rms_norm_linear));
+  m.impl("swiglu_linear", TORCH_BOX(&specdec::binding::swiglu_linear));
   m.impl("rms_norm", TORCH_BOX(&specdec::binding::rms_norm));
   m.impl("swiglu", TORCH_BOX(&specdec::binding::swiglu));
   m.impl("gated_delta_gates", TORCH_BOX(&specdec::binding::gated_delta_gates));

@@ -2,7 +2,7 @@
 #include "tensor_args.h"
 
 // Optional tensors are absent where the Python argument is None. Without gate the returned g is an empty [0]
-// tensor: an operator's outputs are always tensors. `strategy`, `mode` and `activation` are the values of the
+// tensor: an operator's outputs are always tensors. `strategy`, `how` (a commit mode) and `activation` are the values of the
 // C++ enums.
 STABLE_TORCH_LIBRARY(specdec, m) {
   m.def(
@@ -22,7 +22,7 @@ STABLE_TORCH_LIBRARY(specdec, m) {
   m.def(
       "commit(Tensor(a!) state, Tensor k, Tensor u, Tensor? g, Tensor? path, Tensor? path_lengths, Tensor? "
       "slots, "
-      "int mode) -> ()");
+      "int how) -> ()");
   m.def(
       "prefill(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor? slots, "
       "Tensor? lengths, Tensor? cu_seqlens, float? scale, bool qk_l2norm) -> Tensor");

@@ -28,8 +28,7 @@ FactorsView factors_view(const Tensor& k, const Tensor& u, const OptionalTensor&
   STD_TORCH_CHECK(gate == rec.gate, names.g, ": got another kind of gate than g, want the same (none, per ",
                   "head or per channel)");
   if (g.has_value()) check_contiguous(*g, names.g);
-  return {static_cast<const float*>(k.const_data_ptr()), static_cast<const float*>(u.const_data_ptr()),
-          g.has_value() ? static_cast<const float*>(g->const_data_ptr()) : nullptr, N};
+  return {present<float>(k), present<float>(u), g.has_value() ? present<float>(*g) : nullptr, N};
 }
 
 void check_node_count(Strategy strategy, int64_t N, int64_t prefix) {

@@ -60,14 +60,14 @@ void fill_tokens(Params& p, const Tensor& q, const Tensor& k, const Tensor& v, c
   p.v_stride = strides_of(v);
   if (g.has_value()) {
     check_last_contiguous(*g, "g");
-    p.g = static_cast<const float*>(g->const_data_ptr());
+    p.g = present<float>(*g);
     p.g_stride = strides_of(*g);
   }
   if (beta.has_value()) {
     check_dtype(*beta, "beta", ScalarType::Float);
     check_shape(*beta, "beta", {B, N, HV}, "[B, N, HV]");
     check_last_contiguous(*beta, "beta");
-    p.beta = static_cast<const float*>(beta->const_data_ptr());
+    p.beta = present<float>(*beta);
     p.beta_stride = strides_of(*beta);
   }
   p.scale = static_cast<float>(scale.has_value() ? *scale : 1.0 / std::sqrt(static_cast<double>(DK)));

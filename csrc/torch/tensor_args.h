@@ -73,6 +73,15 @@ inline void check_contiguous(const Tensor& t, const char* name) {
                   ": got a non-contiguous tensor, want contiguous (call .contiguous())");
 }
 
+// The data of an argument that is there. Null means absent in a parameter struct, but an empty tensor's data
+// may be null too.
+template <typename T>
+inline const T* present(const Tensor& t) {
+  static const T none{};
+  const void* data = t.const_data_ptr();
+  return data != nullptr ? static_cast<const T*>(data) : &none;
+}
+
 // An optional contiguous int32 tensor of the given shape; null where absent.
 inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
                                     std::initializer_list<int64_t> want, const char* dims) {
@@ -80,7 +89,7 @@ inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
   check_dtype(*t, name, ScalarType::Int);
   check_shape(*t, name, want, dims);
   check_contiguous(*t, name);
-  return static_cast<const int32_t*>(t->const_data_ptr());
+  return present<int32_t>(*t);
 }
 
 // A fresh contiguous CPU tensor. The C call beneath stable::empty, which goes through the dispatcher and

@@ -29,17 +29,17 @@ class Backend:
         return self.name
 
 
-def _reference_verify(*args: Any, **kwargs: Any) -> tuple[Tensor, Factors]:
-    out, factors = reference.verify(*args, **kwargs, dtype=torch.float32)
-    return out.to(args[2].dtype), factors
+def _reference_verify(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Factors]:
+    out, factors = reference.verify(q, k, v, *args, **kwargs, dtype=torch.float32)
+    return out.to(v.dtype), factors
 
 
-def _reference_prefill(*args: Any, **kwargs: Any) -> Tensor:
-    return reference.prefill(*args, **kwargs, dtype=torch.float32).to(args[2].dtype)
+def _reference_prefill(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return reference.prefill(q, k, v, *args, **kwargs, dtype=torch.float32).to(v.dtype)
 
 
-def _reference_conv(*args: Any, **kwargs: Any) -> Tensor:
-    return reference.conv_verify(*args, **kwargs, dtype=torch.float32).to(args[0].dtype)
+def _reference_conv(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return reference.conv_verify(x, *args, **kwargs, dtype=torch.float32).to(x.dtype)
 
 
 # The reference in float32 arithmetic against itself in float64: shows that the tolerances are honest.

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-
 from specdec.ops import Factors
+from torch import Tensor
 
 Gate = Literal["none", "head", "channel"]
 Update = Literal["additive", "delta"]
@@ -67,7 +66,7 @@ def random_tokens(
     update: Update,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """q, k, v are slices of one wider projection, as in a model; g and beta are slices of wider buffers too."""
+    """q, k, v are slices of one wider projection, as in a model; g and beta are slices too."""
     width = HK * DK
     wide = torch.randn(B, N, 2 * width + HV * DV + 5, generator=rng)
     wide[..., : 2 * width] *= DK**-0.5  # |q|, |k| about 1
@@ -84,10 +83,10 @@ def random_tokens(
 
 
 def random_parents(rng: torch.Generator, B: int, N: int, first: int = 0) -> Tensor:
-    """int32 [B, N] random forests: a node's parent is any earlier node, or (one in eight) the committed state."""
+    """int32 [B, N] random forests: the parent is any earlier node, or (one in eight) the committed state."""
     ids = torch.arange(first, first + N)
     parents = (torch.rand(B, N, generator=rng) * ids).long()
-    near = torch.rand(B, N, generator=rng) < 0.5  # half of the nodes continue a chain: deep trees, not only bushes
+    near = torch.rand(B, N, generator=rng) < 0.5  # half of the nodes continue a chain: deep trees too
     parents = torch.where(near, ids - 1, parents)
     root = (torch.rand(B, N, generator=rng) < 0.125) | (ids == 0)
     return torch.where(root, -1, parents).int()
@@ -111,7 +110,7 @@ def random_case(
     padding: bool = True,
     poison: bool = True,
 ) -> Case:
-    """Row 0 is padding where `padding`; slots are permuted among more slots than rows; what is not read is NaN."""
+    """Row 0 is padding where `padding`, slots are permuted among more than B, the unread is NaN."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, g, beta = random_tokens(rng, B, N, HK, HV, DK, DV, gate, update, dtype)
     S = B + 2
@@ -157,13 +156,16 @@ def random_path(rng: torch.Generator, B: int, N: int) -> tuple[Tensor, Tensor]:
     return path, lengths
 
 
-def tolerance(dtype: torch.dtype, steps: int, width: int, expected: Tensor, state: Tensor | None = None) -> float:
+def tolerance(
+    dtype: torch.dtype, steps: int, width: int, expected: Tensor, state: Tensor | None = None
+) -> float:
     """Largest absolute error that float32 arithmetic may leave in `expected`, which has dtype `dtype`.
 
-    A sum of `width` products in vector lanes adds at most width / 4 numbers one after the other (the narrowest vector
-    has four lanes) and folds four lanes: width / 4 + 4 roundings of half an epsilon, of terms that together are no larger
-    than norm times norm. A step does two such sums and a handful of single operations, and since no gate and no beta
-    exceeds 1 an error is carried on, not enlarged: so `steps` times the roundings of a step, on numbers of the largest
+    A sum of `width` products in vector lanes adds at most width / 4 numbers one after the other (the
+    narrowest vector has four lanes) and folds four lanes: width / 4 + 4 roundings of half an epsilon, of
+    terms that together are no larger than norm times norm. A step does two such sums and a handful of single
+    operations, and since no gate and no beta exceeds 1 an error is carried on, not enlarged: so `steps` times
+    the roundings of a step, on numbers of the largest
     size around. Then one rounding to `dtype`.
     """
     finite = expected[expected.isfinite()].double().abs()
@@ -172,12 +174,16 @@ def tolerance(dtype: torch.dtype, steps: int, width: int, expected: Tensor, stat
         rows = state.double().nan_to_num(0.0).norm(dim=-1)
         size = max(size, float(rows.max()) if rows.numel() else 0.0)
     roundings = 2 * (width / 4 + 4) + 8
-    return size * (0.5 * EPS[torch.float32] * roundings * (steps + 1) + (EPS[dtype] if dtype != torch.float32 else 0))
+    return size * (
+        0.5 * EPS[torch.float32] * roundings * (steps + 1) + (EPS[dtype] if dtype != torch.float32 else 0)
+    )
 
 
 def assert_close(actual: Tensor, expected: Tensor, atol: float, what: str) -> None:
     """Element by element, NaN nowhere; prints the largest error and where it is."""
-    assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, want {tuple(expected.shape)}"
+    assert actual.shape == expected.shape, (
+        f"{what}: shape {tuple(actual.shape)}, want {tuple(expected.shape)}"
+    )
     error = (actual.double() - expected.double()).abs()
     if error.numel() == 0:
         return

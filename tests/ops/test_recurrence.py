@@ -36,7 +36,7 @@ def check_verify(
     pending: Pending | None = None,
     prefix: Prefix | None = None,
 ) -> tuple[Tensor, Factors]:
-    """One call against the reference: out, factors, and the state, which moves only where pending is given."""
+    """One call against the reference: out, factors, and the state, which only `pending` may move."""
     state, expected_state = case.state.clone(), case.state.clone()
     out, factors = backend.verify(
         *case.tokens, state=state, pending=pending, prefix=prefix, strategy=strategy, **case.kwargs()
@@ -241,7 +241,9 @@ def test_commit(backend: Backend, gate, update, mode: str) -> None:
         check_state(state, want, 13, 32)
     state = case.state.clone()
     backend.commit(state, factors, None, torch.zeros(4, dtype=torch.int32), slots=case.slots, mode=mode)
-    assert torch.equal(state.nan_to_num(7.0), case.state.nan_to_num(7.0)), "a path of length 0 changed the state"
+    assert torch.equal(state.nan_to_num(7.0), case.state.nan_to_num(7.0)), (
+        "a path of length 0 changed the state"
+    )
 
 
 @backends

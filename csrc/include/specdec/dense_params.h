@@ -24,13 +24,28 @@ struct RowsView {
 //             is a float32 after masking and the first after a shift.
 constexpr int64_t kPanelWidth = 32;
 
+// What `linear` does to a row of x before the product.
+enum class LinearInput : int32_t {
+  kPlain,    // x [rows, K]
+  kRmsNorm,  // x [rows, K], normed in groups of norm_size, times silu(gate) where given
+  kSwiglu,   // x [rows, 2K]: silu(first half) * second half
+};
+
 struct LinearParams {
   int64_t K = 0, N = 0;                  // inputs, outputs
   RowsView x;                            // [rows, K]
   const void* weight = nullptr;          // packed, see above
   DType weight_dtype = DType::kFloat32;  // kFloat32 or kBFloat16
   const float* bias = nullptr;           // [N]
+  const void* residual = nullptr;        // [rows, N] contiguous, dtype of x; added last
   void* y = nullptr;                     // [rows, N] contiguous, dtype of x
+
+  LinearInput input = LinearInput::kPlain;
+  int64_t norm_size = 0;               // divides K
+  const float* norm_weight = nullptr;  // [norm_size]
+  float norm_eps = 0.0f;
+  bool has_gate = false;
+  RowsView gate;  // [rows, K], dtype of x
 };
 
 // y = x * rsqrt(mean(x^2) + eps) * weight, times silu(gate) where given.

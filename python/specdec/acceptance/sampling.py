@@ -189,29 +189,34 @@ def process_logits(logits: Tensor, params: SamplingParams, seen: Tensor | None =
 def _support(scores: NDArray[np.floating], params: SamplingParams) -> NDArray[np.intp]:
     """Indices of the tokens of one row [V] that top-k, top-p and min-p keep."""
     vocab = scores.shape[0]
-    weight = np.exp(
-        scores.astype(np.float64) - float(scores.max())
-    )  # unnormalised probabilities, the largest is 1
-    if 0 < params.top_k < vocab:
-        kept = _largest(scores, params.top_k)[: params.top_k]
-        total = float(weight[kept].sum())
-    else:
-        kept = np.arange(vocab)
-        total = float(weight.sum())
+    ranked = 0 < params.top_k < vocab
+    kept = _largest(scores, params.top_k)[: params.top_k] if ranked else np.arange(vocab)
+    # Unnormalised probabilities, the largest is 1.
+    weight = np.exp(scores[kept].astype(np.float64) - float(scores.max()))
     if params.top_p < 1.0:
-        # The nucleus is a prefix of the sorted tokens, so sorting a few of the largest nearly always
-        # suffices.
-        goal, count = params.top_p * total, 64
-        ranked = kept if len(kept) < vocab else _largest(scores, count)
-        mass = np.cumsum(weight[ranked])
-        while mass[-1] < goal and len(ranked) < len(kept):
-            count *= 8
-            ranked = _largest(scores, count)
-            mass = np.cumsum(weight[ranked])
-        kept = ranked[: int(mass.searchsorted(goal)) + 1]
+        goal = params.top_p * float(weight.sum())
+        if not ranked:
+            kept = _leading(scores, weight, goal)
+            weight = weight[kept]
+        nucleus = int(np.cumsum(weight).searchsorted(goal)) + 1  # one past the end if rounding hides the goal
+        kept, weight = kept[:nucleus], weight[:nucleus]
     if params.min_p > 0.0:
-        kept = kept[weight[kept] >= params.min_p]
+        kept = kept[weight >= params.min_p]
     return kept
+
+
+def _leading(scores: NDArray[np.floating], weight: NDArray[np.float64], goal: float) -> NDArray[np.intp]:
+    """The largest scores, descending, as many as it takes to reach the goal and some more.
+
+    A nucleus is a prefix of the sorted tokens, so it does not matter how many are sorted; a few nearly always
+    suffice.
+    """
+    count = 64
+    while True:
+        ranked = _largest(scores, count)
+        if len(ranked) == scores.shape[0] or np.cumsum(weight[ranked])[-1] >= goal:
+            return ranked
+        count *= 8
 
 
 def _largest(scores: NDArray[np.floating], count: int) -> NDArray[np.intp]:

@@ -264,8 +264,14 @@ def decide_round(
     return walk_chain(rows, p_draft, nodes[1:], decide)
 
 
+_BLOCK = 32768  # elements of a softmax that torch leaves in one thread
+
+
 class _Rows:
-    """Target rows on demand: most walks end early, and a row has the same bits made alone or with others."""
+    """Target rows on demand, cheap ones a few at a time: most walks end early.
+
+    A row has the same bits made alone or with others.
+    """
 
     def __init__(
         self,
@@ -277,10 +283,17 @@ class _Rows:
     ) -> None:
         self._logits, self._tokens, self._parents = logits, tokens, parents
         self._params, self._history = params, history
+        alone = params.penalised or params.filtered
+        self._height = 1 if alone else max(1, _BLOCK // logits.shape[1])
+        self._blocks: dict[int, _Row] = {}
 
     def __call__(self, node: int) -> _Row:
         """Row [V] of the distribution after `node`."""
-        row: _Row = process_logits(self._logits[node], self._params, self._seen(node)).numpy()
+        start = node - node % self._height
+        if start not in self._blocks:
+            logits = self._logits[start : start + self._height]
+            self._blocks[start] = process_logits(logits, self._params, self._seen(node)).numpy()
+        row: _Row = self._blocks[start][node - start]
         return row
 
     def _seen(self, node: int) -> Tensor | None:

@@ -7,7 +7,16 @@ float64.
 
 from specdec.ops._load import cpu_isa
 from specdec.ops.convolution import conv_commit, conv_verify
-from specdec.ops.dense import PackedWeight, gated_delta_gates, linear, pack_weight, rms_norm, swiglu
+from specdec.ops.dense import (
+    PackedWeight,
+    gated_delta_gates,
+    linear,
+    pack_weight,
+    rms_norm,
+    rms_norm_linear,
+    swiglu,
+    swiglu_linear,
+)
 from specdec.ops.recurrence import commit, prefill, verify
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
@@ -27,6 +36,8 @@ __all__ = [
     "pack_weight",
     "prefill",
     "rms_norm",
+    "rms_norm_linear",
     "swiglu",
+    "swiglu_linear",
     "verify",
 ]

@@ -10,8 +10,8 @@ _CHECK = re.compile(r"^[^\n]*?csrc/torch/\w+\.(?:cpp|h):\d+, ", re.DOTALL)
 
 def argument_error(error: RuntimeError) -> Exception:
     """The ValueError for a failed argument check, without its place in the source; other errors unchanged."""
-    if isinstance(error, NotImplementedError):  # torch found no kernel: the tensors are not all on the CPU
-        return ValueError(f"device: got tensors that are not all on one supported device, want cpu ({error})")
+    if isinstance(error, NotImplementedError):  # torch found no kernel for the device of the tensors
+        return ValueError(f"device: want cpu tensors ({str(error).partition('. ')[0]})")
     text = str(error)
     found = _CHECK.match(text)
     return error if found is None else ValueError(text[found.end() :])

@@ -54,7 +54,8 @@ def _verify(
 def _verify_deferred(
     q: Tensor, k: Tensor, v: Tensor, g: Optional, beta: Optional, state: Tensor, slots: Optional,
     parents: Optional, lengths: Optional, pending_k: Tensor, pending_u: Tensor, pending_g: Optional,
-    pending_path: Optional, pending_path_lengths: Optional, scale: float | None, qk_l2norm: bool, strategy: int,
+    pending_path: Optional, pending_path_lengths: Optional, scale: float | None, qk_l2norm: bool,
+    strategy: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     _check_devices(q, k=k, v=v, g=g, beta=beta, state=state, slots=slots, parents=parents, lengths=lengths)
     return _fake_verify(q, k, v, g)
@@ -63,7 +64,7 @@ def _verify_deferred(
 @_fake("commit")
 def _commit(
     state: Tensor, k: Tensor, u: Tensor, g: Optional, path: Optional, path_lengths: Optional, slots: Optional,
-    mode: int,
+    how: int,
 ) -> None:  # fmt: skip
     _check_devices(state, k=k, u=u, g=g, path=path, path_lengths=path_lengths, slots=slots)
 

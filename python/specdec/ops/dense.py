@@ -22,7 +22,30 @@ _PANEL = 32  # specdec::kPanelWidth
 
 
 @_fake("linear")
-def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+def _fake_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_fake("rms_norm_linear")
+def _fake_rms_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_fake("swiglu_linear")
+def _fake_swiglu_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -44,6 +67,8 @@ def _fake_gated_delta_gates(
 
 
 _linear = torch.ops.specdec.linear.default
+_rms_norm_linear = torch.ops.specdec.rms_norm_linear.default
+_swiglu_linear = torch.ops.specdec.swiglu_linear.default
 _rms_norm = torch.ops.specdec.rms_norm.default
 _swiglu = torch.ops.specdec.swiglu.default
 _gated_delta_gates = torch.ops.specdec.gated_delta_gates.default
@@ -140,32 +165,118 @@ def pack_weight(
     return PackedWeight(data.contiguous(), kept, in_features, out_features)
 
 
-def linear(x: Tensor, weight: PackedWeight) -> Tensor:
-    """`x W^T + bias`, row by row the same bits whatever the rest of the call.
+def linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
+    """`x W^T + bias + residual`, row by row the same bits whatever the rest of the call.
 
     Args:
         x: `[..., in]` float32, bfloat16 or float16; any strides (a copy is made only where the leading
             dimensions do not reduce to two, or the last is not contiguous).
         weight: of `pack_weight`.
+        residual: `[..., out]` in x's dtype, or None.
 
     Returns:
-        `[..., out]` in x's dtype. Sums are float32 over the inputs in turn; the bias comes last.
+        `[..., out]` in x's dtype. Sums are float32 over the inputs in turn; then come the bias, the residual
+        and the rounding to x's dtype.
 
     Raises:
-        ValueError: x has another last dimension than the weight, or another dtype than those above.
+        ValueError: an argument has the wrong dtype or shape.
     """
     y: Tensor
     try:
-        y = _linear(x, weight.data, weight.bias, weight.out_features)
+        y = _linear(x, weight.data, weight.bias, weight.out_features, residual)
     except RuntimeError as error:
         raise argument_error(error) from None
     return y
 
 
-def linear_reference(x: Tensor, weight: PackedWeight) -> Tensor:
+def linear_reference(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
     """`linear` in float64: `[..., out]` float64."""
     y = x.double() @ weight.unpack().double().T
-    return y if weight.bias is None else y + weight.bias.double()
+    if weight.bias is not None:
+        y = y + weight.bias.double()
+    return y if residual is None else y + residual.double()
+
+
+def rms_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: PackedWeight,
+    *,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`linear(rms_norm(x, norm_weight, eps, gate), weight, residual=residual)` in one call.
+
+    For float32 the same bits as the two; in a narrower dtype what lies between them is not rounded to it.
+
+    Args:
+        x: `[..., in]`; dtypes and strides as in `linear`.
+        norm_weight: float32 `[D]`; D divides `in`, and each run of D values (a head) is normed on its own.
+        eps: added to the mean square.
+        weight: of `pack_weight`.
+        gate: x's shape and dtype, any strides; or None.
+        residual: `[..., out]` in x's dtype, or None.
+
+    Returns:
+        `[..., out]` in x's dtype.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape.
+    """
+    y: Tensor
+    try:
+        y = _rms_norm_linear(
+            x, norm_weight, eps, weight.data, weight.bias, weight.out_features, gate, residual
+        )
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return y
+
+
+def rms_norm_linear_reference(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: PackedWeight,
+    *,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`rms_norm_linear` in float64: `[..., out]` float64."""
+    groups = (*x.shape[:-1], weight.in_features // norm_weight.shape[0], norm_weight.shape[0])  # [..., H, D]
+    gates = None if gate is None else gate.reshape(groups)
+    normed = rms_norm_reference(x.reshape(groups), norm_weight, eps, gates)
+    return linear_reference(normed.flatten(-2), weight, residual=residual)
+
+
+def swiglu_linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
+    """`linear(swiglu(x), weight, residual=residual)` in one call.
+
+    For float32 the same bits as the two; in a narrower dtype what lies between them is not rounded to it.
+
+    Args:
+        x: `[..., 2 in]`; dtypes and strides as in `linear`.
+        weight: of `pack_weight`.
+        residual: `[..., out]` in x's dtype, or None.
+
+    Returns:
+        `[..., out]` in x's dtype.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape.
+    """
+    y: Tensor
+    try:
+        y = _swiglu_linear(x, weight.data, weight.bias, weight.out_features, residual)
+    except RuntimeError as error:
+        raise argument_error(error) from None
+    return y
+
+
+def swiglu_linear_reference(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:
+    """`swiglu_linear` in float64: `[..., out]` float64."""
+    return linear_reference(swiglu_reference(x), weight, residual=residual)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) -> Tensor:

@@ -1,0 +1,324 @@
+"""Times the operators against stepping, replaying, Hugging Face's loop and each other.
+
+    python bench/ops.py --json ops.json
+
+The first table is at H = 8 heads, DK = DV = 256, a float32 state and batch 1. States rotate over 24 layers
+(48 MiB in all), as they do in a model, so that no state waits in a cache for the next call. Alternatives are
+timed in turn within one run and the figures are medians; a ratio is the other's time over ours. GB/s counts
+the bytes that the op cannot avoid: the state once for each read and write, inputs, outputs and factors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from specdec import ops
+from specdec.ops import Factors, Pending, reference
+from torch import Tensor
+
+HEADS, WIDTH, LAYERS, DRAFT = 8, 256, 24, 8
+STRATEGIES = ("serial", "hybrid", "solve")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        name = lines[0].split(":", 1)[1].strip() if lines else name
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": ops.cpu_isa(),
+        "torch": torch.__version__,
+    }
+
+
+def interleaved(functions: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median microseconds of each function; they take turns for `seconds`, at least 5 turns."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(times[next(iter(times))]) < 5:
+        for name, function in functions.items():
+            begin = time.perf_counter()
+            function()
+            times[name].append((time.perf_counter() - begin) * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def bytes_of(*tensors: Tensor | None) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+@dataclass
+class Workload:
+    """Random tokens of the gated delta rule, and as many states as a model has layers."""
+
+    tokens: tuple[Tensor, ...]  # q, k, v [B, N, H, D], g, beta [B, N, H]
+    states: list[Tensor]  # [B, H, D, D], one a layer
+    parents: Tensor | None = None
+    turn: int = 0
+
+    @classmethod
+    def random(cls, B: int, N: int, layers: int, parents: list[int] | None = None) -> Workload:
+        rng = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(B, N, HEADS, WIDTH, generator=rng) for _ in range(3))
+        g, beta = -torch.rand(B, N, HEADS, generator=rng), torch.rand(B, N, HEADS, generator=rng)
+        states = [torch.randn(B, HEADS, WIDTH, WIDTH, generator=rng) for _ in range(layers)]
+        tree = None if parents is None else torch.tensor([parents] * B, dtype=torch.int32)
+        return cls((q, k, v, g, beta), states, tree)
+
+    def next_layer(self) -> int:
+        self.turn = (self.turn + 1) % len(self.states)
+        return self.turn
+
+    def verify(self, layer: int, strategy: str = "exact", **how: Any) -> tuple[Tensor, Factors]:
+        return ops.verify(
+            *self.tokens,
+            state=self.states[layer],
+            parents=self.parents,
+            qk_l2norm=True,
+            strategy=strategy,
+            **how,
+        )
+
+    def expected(self, layer: int) -> tuple[Tensor, Factors]:
+        return reference.verify(
+            *self.tokens, state=self.states[layer], parents=self.parents, qk_l2norm=True, dtype=torch.float64
+        )
+
+
+def require(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Relative error below 1e-5: some hundred float32 roundings, far from any real mistake."""
+    error = float((actual.double() - expected).norm() / expected.norm())
+    if not error < 1e-5:
+        raise SystemExit(
+            f"{what}: relative error {error:.2e} against the float64 reference, nothing is timed"
+        )
+
+
+class DecodeSteps:
+    """Decoding one token a call, each with the deferred commit of the layer's previous token."""
+
+    def __init__(self, work: Workload) -> None:
+        self.work = work
+        self.states = [state.clone() for state in work.states]
+        self.pending: list[Pending | None] = [None] * len(self.states)
+        self.turn = 0
+        self.singles = [tuple(t[:, i : i + 1] for t in work.tokens) for i in range(work.tokens[0].shape[1])]
+
+    def step(self, token: int, layer: int) -> Tensor:
+        out, factors = ops.verify(
+            *self.singles[token],
+            state=self.states[layer],
+            pending=self.pending[layer],
+            qk_l2norm=True,
+            strategy="exact",
+        )
+        self.pending[layer] = Pending(factors)
+        return out
+
+    def run(self) -> None:
+        """As many calls as there are tokens, each on the next layer, as a model makes them."""
+        for token in range(len(self.singles)):
+            self.turn = (self.turn + 1) % len(self.states)
+            self.step(token, self.turn)
+
+    def check(self, expected: Tensor) -> None:
+        outs = [self.step(token, 0) for token in range(len(self.singles))]
+        require(torch.cat(outs, dim=1), expected, "decode steps")
+        self.pending[0] = None
+
+
+def huggingface() -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """transformers' token-by-token loop in plain torch, where transformers is installed."""
+    try:
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as module
+    except ImportError:
+        return None
+    function = module.torch_recurrent_gated_delta_rule
+    return getattr(function, "__wrapped__", function)
+
+
+def headline_rows(seconds: float) -> list[dict[str, Any]]:
+    """The four comparisons at batch 1."""
+    work = Workload.random(1, DRAFT, LAYERS)
+    state_bytes = bytes_of(work.states[0])
+    want, want_factors = work.expected(0)
+    out, factors = work.verify(0)
+    require(out, want, "verify")
+    require(factors.u, want_factors.u, "factors")
+    committed, want_state = work.states[0].clone(), work.states[0].double()
+    ops.commit(committed, factors)
+    reference.commit(want_state, want_factors, dtype=torch.float64)
+    require(committed, want_state, "commit")
+    pending = Pending(factors)
+    late = work.states[0].clone()
+    late_out, _ = ops.verify(*work.tokens, state=late, pending=pending, qk_l2norm=True, strategy="exact")
+    after, _ = ops.verify(*work.tokens, state=committed, qk_l2norm=True, strategy="exact")
+    if not (torch.equal(late, committed) and torch.equal(late_out, after)):
+        raise SystemExit("deferred commit: not bit-equal to commit and verify, nothing is timed")
+    steps = DecodeSteps(work)
+    steps.check(want)
+
+    verify_bytes = state_bytes + bytes_of(*work.tokens, out, *factors)
+    commit_bytes = 2 * state_bytes + bytes_of(*factors)
+    shape = f"B=1 N={DRAFT} H={HEADS} D={WIDTH}"
+    # Folding the same factors again and again is harmless: the gates forget, so the states stay of one size.
+    written = [state.clone() for state in work.states]
+
+    def separate() -> None:
+        layer = work.next_layer()
+        ops.commit(written[layer], factors)
+        ops.verify(*work.tokens, state=written[layer], qk_l2norm=True, strategy="exact")
+
+    def deferred() -> None:
+        layer = work.next_layer()
+        ops.verify(*work.tokens, state=written[layer], pending=pending, qk_l2norm=True, strategy="exact")
+
+    functions: dict[str, Callable[[], object]] = {
+        "verify": lambda: work.verify(work.next_layer()),
+        "steps": steps.run,
+        "commit": lambda: ops.commit(written[work.next_layer()], factors),
+        "separate": separate,
+        "deferred": deferred,
+    }
+    peer = huggingface()
+    if peer is not None:
+        transposed = [state.mT.contiguous() for state in work.states]
+        q, k, v, g, beta = work.tokens
+
+        def run_peer(layer: int) -> Tensor:
+            return peer(
+                q, k, v, g=g, beta=beta, initial_state=transposed[layer], output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )[0]  # fmt: skip
+
+        require(run_peer(0), want, "torch_recurrent_gated_delta_rule")
+        functions["hf"] = lambda: run_peer(work.next_layer())
+    us = interleaved(functions, seconds)
+
+    def row(name: str, ours: str, other: str, moved: int) -> dict[str, Any]:
+        return {
+            "name": name,
+            "shape": shape,
+            "us": us[ours],
+            "gb_per_s": moved / us[ours] / 1e3,
+            "ratio": us[other] / us[ours],
+        }
+
+    rows = [row("verify_vs_steps", "verify", "steps", verify_bytes)]
+    if peer is not None:
+        rows.append(row("verify_vs_hf", "verify", "hf", verify_bytes))
+    rows.append(row("commit_vs_replay", "commit", "steps", commit_bytes))
+    rows.append(
+        row("deferred_vs_separate", "deferred", "separate", verify_bytes + state_bytes + bytes_of(*factors))
+    )
+    return rows
+
+
+def binary_tree(N: int) -> list[int]:
+    """Parents of a complete binary tree in breadth-first order."""
+    return [(i - 1) // 2 if i else -1 for i in range(N)]
+
+
+def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
+    """Times the strategies and `auto` on one shape. `ratio` is the best one's time over auto's."""
+    layers = max(1, LAYERS // B)  # the same 48 MiB at every batch size
+    work = Workload.random(B, N, layers, binary_tree(N) if shape == "tree" else None)
+    for strategy in STRATEGIES:
+        # One row suffices: that rows do not depend on each other has its own tests.
+        one = Workload(tuple(t[:1] for t in work.tokens), [work.states[0][:1]], None)
+        one.parents = None if work.parents is None else work.parents[:1]
+        require(one.verify(0, strategy)[0], one.expected(0)[0], f"{strategy} B={B} N={N} {shape}")
+
+    def timed(strategy: str) -> Callable[[], object]:
+        return lambda: work.verify(work.next_layer(), strategy)
+
+    us = interleaved({name: timed(name) for name in (*STRATEGIES, "auto")}, seconds)
+    winner = min(STRATEGIES, key=lambda name: us[name])
+    out, factors = work.verify(0)
+    moved = bytes_of(work.states[0], *work.tokens, out, *factors)
+    return {
+        "name": "strategy",
+        "shape": f"B={B} N={N} {shape} H={HEADS} D={WIDTH}",
+        "us": us["auto"],
+        "gb_per_s": moved / us["auto"] / 1e3,
+        "ratio": us[winner] / us["auto"],
+        "winner": winner,
+        "strategies_us": {name: us[name] for name in STRATEGIES},
+    }
+
+
+def print_headlines(console: Console, rows: list[dict[str, Any]]) -> None:
+    table = Table(title="Against the alternative, batch 1, states of 24 layers in turn")
+    for column in ("row", "shape", "us", "GB/s", "ratio"):
+        table.add_column(column, justify="left" if column in ("row", "shape") else "right")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["shape"],
+            f"{row['us']:.1f}",
+            f"{row['gb_per_s']:.1f}",
+            f"{row['ratio']:.2f}x",
+        )
+    console.print(table)
+
+
+def print_strategies(console: Console, rows: list[dict[str, Any]]) -> None:
+    table = Table(title="Strategies (us); auto/best is 1.00 where auto chose the fastest")
+    for column in ("shape", *STRATEGIES, "auto", "winner", "auto/best"):
+        table.add_column(column, justify="left" if column in ("shape", "winner") else "right")
+    for row in rows:
+        times = [f"{row['strategies_us'][name]:.0f}" for name in STRATEGIES]
+        table.add_row(row["shape"], *times, f"{row['us']:.0f}", row["winner"], f"{1 / row['ratio']:.2f}")
+    console.print(table)
+
+
+def main(
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write machine and rows here.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few repeats and shapes: does it run?")] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads; default: torch's.")] = None,
+    strategies: Annotated[bool, typer.Option(help="The strategy table too.")] = True,
+) -> None:
+    """Benchmarks specdec's operators; every row is checked against the float64 reference before it is timed.
+
+    Example: python bench/ops.py --quick --json ops.json
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console()
+    about = machine()
+    console.print(" · ".join(f"{key} {value}" for key, value in about.items()))
+    rows = headline_rows(1.0 if quick else 20.0)
+    print_headlines(console, rows)
+    if strategies:
+        batches, counts = ([1, 4], [1, 8]) if quick else ([1, 4, 16], [1, 2, 4, 8, 16, 32, 64])
+        shapes = [
+            (B, N, s) for B in batches for N in counts for s in ("chain", "tree") if N > 2 or s == "chain"
+        ]
+        table = [strategy_row(B, N, s, 0.1 if quick else 1.0) for B, N, s in shapes]
+        print_strategies(console, table)
+        rows += table
+    if json_path is not None:
+        json_path.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
