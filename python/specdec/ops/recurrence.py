@@ -15,6 +15,8 @@ from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  loads the library, declares the operators' fakes
 from specdec.ops._errors import argument_error
+from specdec.ops._load import cpu_isa
+from specdec.ops.strategy import resolve
 from specdec.ops.types import Factors, Pending, Prefix
 
 # Bound once: the attribute walk torch.ops.specdec.<op>.default costs more than the checks of a call.
@@ -24,6 +26,7 @@ _commit = torch.ops.specdec.commit.default
 _prefill = torch.ops.specdec.prefill.default
 
 _STRATEGY_CODES = {"serial": 0, "hybrid": 1, "solve": 2}  # specdec::Strategy
+_ISA = cpu_isa()
 _COMMIT_MODES = {"exact": 0, "fast": 1}  # specdec::CommitMode
 
 
@@ -88,7 +91,7 @@ def verify(
     """
     code = _STRATEGY_CODES.get(strategy)
     if code is None:
-        code = _resolve(strategy)
+        code = _resolve(strategy, q, v, parents, prefix)
     if precision != "ieee":
         raise ValueError(f"precision: got {precision!r}, want 'ieee' (the only one on a CPU)")
     try:
@@ -191,7 +194,10 @@ def prefill(
     return out
 
 
-def _resolve(strategy: str) -> int:
-    if strategy in ("auto", "exact"):
-        return _STRATEGY_CODES["serial"]
-    raise ValueError(f"strategy: got {strategy!r}, want 'serial', 'hybrid', 'solve', 'exact' or 'auto'")
+def _resolve(strategy: str, q: Tensor, v: Tensor, parents: Tensor | None, prefix: Prefix | None) -> int:
+    if q.dim() != 4 or v.dim() != 4:
+        return _STRATEGY_CODES["serial"]  # the operator says what is wrong
+    B, N, _, DK = q.shape
+    HV, DV = v.shape[2:]
+    chosen = resolve(strategy, _ISA, B, N, HV, DK, DV, parents is not None, prefix is not None)
+    return _STRATEGY_CODES[chosen]
