@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
+import specdec.ops.strategy as table
 from specdec.cli.progress import progress_bar
 from specdec.ops import cpu_isa
-from specdec.ops import strategy as table
 from specdec.tuning import kernels
 
 SHOWN = 20  # most changes listed
@@ -42,7 +42,8 @@ def run(seconds: float) -> None:
 
 def _choice(point: table.Point) -> str:
     """What `auto` runs at a shape; only products of the sizes count."""
-    return table.resolve("auto", cpu_isa(), point.rows, point.nodes, 1, point.state, 1, point.tree)
+    choice: str = table.resolve("auto", cpu_isa(), point.rows, point.nodes, 1, point.state, 1, point.tree)
+    return choice
 
 
 def _shape(point: table.Point) -> str:
