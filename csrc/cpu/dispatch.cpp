@@ -52,6 +52,14 @@ const char* isa_name() {
   return "portable";
 }
 
+const char* isa_builds() {
+#ifdef SPECDEC_X86
+  return "portable,avx2,avx512";
+#else
+  return "portable";
+#endif
+}
+
 #ifdef SPECDEC_X86
 #define SPECDEC_CPU_OP(op, Params) \
   namespace avx512 {               \

@@ -20,4 +20,7 @@ Status gated_delta_gates(const GatesParams& p);
 // environment asks for a narrower one (the tests use it to run every build on one machine).
 const char* isa_name();
 
+// The instruction sets that this library holds kernels for, separated by commas.
+const char* isa_builds();
+
 }  // namespace specdec::cpu

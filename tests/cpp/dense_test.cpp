@@ -174,6 +174,24 @@ TEST(RmsNorm, StridedRowsWithGate) {
   }
 }
 
+TEST(Swiglu, WritesEveryValue) {
+  constexpr int64_t rows = 3, F = 37;
+  const std::vector<float> x = random_values(rows * 2 * F, 1);
+  std::vector<float> y(rows * F, kNaN);
+  SwigluParams p;
+  p.F = F;
+  p.x = rows_view(x, rows, 2 * F);
+  p.y = y.data();
+  ASSERT_EQ(cpu::swiglu(p), Status::kOk);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < F; ++i) {
+      const double z = x[r * 2 * F + i];
+      const double want = z / (1 + std::exp(-z)) * x[r * 2 * F + F + i];
+      ASSERT_NEAR(y[r * F + i], want, 9 * kRoundoff * std::fabs(want)) << "row " << r << " value " << i;
+    }
+  }
+}
+
 TEST(Gates, LargeArgumentsNeitherOverflowNorVanish) {
   const std::vector<float> a = {-100.0f, -30.0f, 0.0f, 30.0f, 100.0f, 1000.0f};
   const std::vector<float> zeros(a.size(), 0.0f);

@@ -52,8 +52,10 @@ class NGramDrafter:
         """One proposal for each request; empty where no suffix of `min_match` tokens occurred before."""
         proposals = []
         for r in requests:
+            # The first path fills up before the next begins: it leaves about half of the nodes to the others.
+            share = -(-2 * r.max_nodes // (1 + self._branches))
             tokens, parents, match = self._automaton(r.slot).propose(
-                self._min_match, r.max_nodes, r.max_depth, self._branches
+                self._min_match, r.max_nodes, min(r.max_depth, share), self._branches
             )
             if tokens:
                 tree = TokenTree.unchecked(tokens, parents)

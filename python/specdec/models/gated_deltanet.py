@@ -201,13 +201,11 @@ class GatedDeltaNetForCausalLM:
         return float(self.config.head_k_dim**-0.5)
 
     def _project(self, layer: _Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """All input projections: (q k v) [B, N, C], gate [B, N, HV, DV] or None, a and b [B, N, HV]."""
+        """All input projections: (q k v) [B, N, C], gate [B, N, HV * DV] or None, a and b [B, N, HV]."""
         c = self.config
-        y = ops.linear(ops.rms_norm(x, layer.mixer_norm, c.norm_eps), layer.projections)
+        y = ops.rms_norm_linear(x, layer.mixer_norm, c.norm_eps, layer.projections)
         channels = c.conv_dim
-        gate = None
-        if c.use_gate:
-            gate = _split_heads(y[..., channels : channels + c.value_dim], c.num_v_heads)
+        gate = y[..., channels : channels + c.value_dim] if c.use_gate else None
         a = y[..., -2 * c.num_v_heads : -c.num_v_heads]
         b = y[..., -c.num_v_heads :]
         return y[..., :channels], gate, a, b
@@ -224,14 +222,14 @@ class GatedDeltaNetForCausalLM:
     def _finish(self, layer: _Layer, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
         """Head norm, output projection and the MLP, with both residuals: [B, N, D]."""
         eps = self.config.norm_eps
-        o = ops.rms_norm(o, layer.head_norm, eps, gate)
-        x = x + ops.linear(o.flatten(-2), layer.out)  # [B, N, HV, DV] -> [B, N, HV * DV] -> [B, N, D]
-        h = ops.swiglu(ops.linear(ops.rms_norm(x, layer.mlp_norm, eps), layer.gate_up))
-        return x + ops.linear(h, layer.down)
+        o = o.view(*x.shape[:-1], -1)  # [B, N, HV, DV] -> [B, N, HV * DV]
+        x = ops.rms_norm_linear(o, layer.head_norm, eps, layer.out, gate=gate, residual=x)
+        h = ops.rms_norm_linear(x, layer.mlp_norm, eps, layer.gate_up)
+        return ops.swiglu_linear(h, layer.down, residual=x)
 
     def _logits(self, x: Tensor) -> Tensor:
         """Final norm and head in float32, so that a bfloat16 model does not round its logits into ties."""
-        return ops.linear(ops.rms_norm(x.float(), self._final_norm, self.config.norm_eps), self._head)
+        return ops.rms_norm_linear(x.float(), self._final_norm, self.config.norm_eps, self._head)
 
     def _layer(self, weights: Mapping[str, Tensor], index: int) -> _Layer:
         c = self.config

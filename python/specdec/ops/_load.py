@@ -26,6 +26,15 @@ def load() -> None:
 
 def cpu_isa() -> str:
     """The instruction set of the CPU kernels on this machine: "avx512", "avx2" or "portable"."""
-    function = ctypes.CDLL(str(LIBRARY)).specdec_cpu_isa
+    return _c_string("specdec_cpu_isa")
+
+
+def cpu_isa_builds() -> list[str]:
+    """The instruction sets that the library holds kernels for."""
+    return _c_string("specdec_cpu_isa_builds").split(",")
+
+
+def _c_string(symbol: str) -> str:
+    function = ctypes.CDLL(str(LIBRARY))[symbol]
     function.restype = ctypes.c_char_p
     return str(function().decode())

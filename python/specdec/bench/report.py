@@ -1,0 +1,98 @@
+"""The comparison as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from specdec.bench.contenders import BASELINE, REFERENCE
+from specdec.bench.harness import Row
+
+
+def drafter_label(row: Row) -> str:
+    """A row's drafter; an oracle with its p."""
+    drafter = row["drafter"]
+    if drafter is None:
+        return ""
+    return f"{drafter} p={row['oracle_p']:g}" if "oracle_p" in row else str(drafter)
+
+
+def contender_label(row: Row) -> str:
+    """A row's method and drafter."""
+    drafter = drafter_label(row)
+    return f"{row['method']}, {drafter}" if drafter else str(row["method"])
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """Rows over all prompts are set in bold, those of a kind follow them."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("method", "drafter", "batch", "prompts"):
+        table.add_column(name)
+    for name in ("tokens/s", "rounds/s", "accepted\nlength", "drafts\naccepted", "speedup"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        kind = row.get("kind")
+        table.add_row(
+            str(row["method"]),
+            drafter_label(row),
+            str(row["batch"]),
+            "all" if kind is None else str(kind),
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['rounds_per_second']:.0f}",
+            f"{row['mean_accepted_length']:.2f}",
+            f"{row['acceptance_rate']:.0%}" if row["drafter"] is not None else "",
+            Text("mismatch", style="bold red") if row["speedup"] is None else f"{row['speedup']:.2f}x",
+            style="bold" if kind is None else "",
+        )
+    return table
+
+
+def over_reference(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """(batch, tokens/s of the autoregressive loop over the reference model's), where both were measured."""
+    ratios = []
+    for row in rows:
+        speedup = row["speedup"]
+        if row["method"] == REFERENCE and "kind" not in row and isinstance(speedup, float):
+            ratios.append((int(str(row["batch"])), 1.0 / speedup))
+    return ratios
+
+
+def write_json(path: Path, machine: str, rows: Sequence[Row]) -> None:
+    """{"machine": ..., "rows": [...]}; rows without "kind" are over all prompts."""
+    path.write_text(json.dumps({"machine": machine, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
+
+
+def write_plot(path: Path, machine: str, rows: Sequence[Row]) -> None:
+    """Bars of speedup over the baseline by prompt kind, one panel a batch size; a mismatch has no bar."""
+    from matplotlib.figure import Figure
+
+    batches = list(dict.fromkeys(row["batch"] for row in rows))
+    kinds = list(dict.fromkeys(str(row.get("kind", "all")) for row in rows))
+    labels = list(dict.fromkeys(contender_label(row) for row in rows))
+    figure = Figure(figsize=(2 + 1.6 * len(kinds), 0.8 + 3.2 * len(batches)), layout="constrained")
+    panels = figure.subplots(len(batches), 1, squeeze=False)[:, 0]
+    width = 0.8 / len(labels)
+    for axes, batch in zip(panels, batches, strict=True):
+        for number, label in enumerate(labels):
+            by_kind = {
+                str(row.get("kind", "all")): row["speedup"]
+                for row in rows
+                if row["batch"] == batch and contender_label(row) == label
+            }
+            heights = [float(str(by_kind[k])) if by_kind.get(k) is not None else 0.0 for k in kinds]
+            places = [i + (number - (len(labels) - 1) / 2) * width for i in range(len(kinds))]
+            bars = axes.bar(places, heights, width * 0.92, label=label)
+            axes.bar_label(bars, [f"{h:.2f}" if h else "mismatch" for h in heights], fontsize=7, padding=2)
+        axes.axhline(1.0, color="0.4", linewidth=0.8, zorder=0)
+        axes.set_xticks(range(len(kinds)), kinds)
+        axes.set_ylabel(f"speedup over {BASELINE}")
+        axes.set_title(f"batch {batch}", loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(y=0.12)
+    panels[0].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, 1.3), ncols=3)
+    figure.supxlabel(machine, fontsize=7, color="0.4")
+    figure.savefig(path, dpi=150)

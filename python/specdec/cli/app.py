@@ -1,0 +1,200 @@
+"""Commands and their options. Nothing here imports torch, so that --help answers at once."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specdec import __version__
+from specdec.cli.errors import CommandGroup
+from specdec.methods import DEFAULT_DRAFTER, DRAFTERS, METHODS
+
+app = typer.Typer(
+    cls=CommandGroup,
+    help="Exact, fast speculative decoding for models with a recurrent state.",
+    epilog='Example: specdec generate "def fibonacci(n):"',
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Dtype(str, Enum):
+    """Of a model's activations."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Commit(str, Enum):
+    """When an accepted path is folded into the state."""
+
+    deferred = "deferred"
+    eager = "eager"
+
+
+def _listed(entries: list[tuple[str, str]]) -> str:
+    return "; ".join(f"{name}: {description}" for name, description in entries)
+
+
+_METHODS = _listed([(name, method.description) for name, method in METHODS.items()])
+_DRAFTERS = _listed(list(DRAFTERS.items()))
+
+Model = Annotated[str, typer.Option(help="An embedded model's name, or a directory with a checkpoint.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="Of the activations; the recurrent state is float32.")]
+CommitOption = Annotated[
+    Commit, typer.Option(help="Fold accepted drafts into the state with the next round, or at once.")
+]
+MaxDraft = Annotated[
+    int, typer.Option(min=1, max=63, help="Most draft tokens a round; fewer where more do not pay.")
+]
+OracleP = Annotated[
+    float, typer.Option("--oracle-p", min=0.0, max=1.0, help="Chance that a token of the oracle is right.")
+]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=2**64 - 1, help="Of the draws; without one a seed is drawn.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"specdec {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(epilog="Example: specdec generate 'def fibonacci(n):' --max-new-tokens 96 --stop $'\\n\\n\\n'")
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; '-' or nothing reads it from stdin.")
+    ] = None,
+    model: Model = "gdn-code",
+    method: Annotated[str, typer.Option(help=f"{_METHODS}.")] = "specla",
+    drafter: Annotated[
+        str | None, typer.Option(help=f"{_DRAFTERS}. Default: {DEFAULT_DRAFTER}.", show_default=False)
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write; never exceeded.")] = 128,
+    temperature: Temperature = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample among the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the likeliest tokens of this mass; 1 is off.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this share of the likeliest; 0 is off.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 disfavours tokens seen before; 1 is off.")
+    ] = 1.0,
+    seed: Seed = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be given several times.")
+    ] = None,
+    dtype: DtypeOption = Dtype.float32,
+    max_draft: MaxDraft = 16,
+    commit: CommitOption = Commit.deferred,
+    oracle_p: OracleP = 1.0,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of text and panel.")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option(help="Write the text while it comes, or all of it at the end.")
+    ] = True,
+) -> None:
+    """Continue a text. The text goes to stdout, the statistics of the run to stderr."""
+    from specdec.cli import generate as command
+
+    options = command.Options(
+        model=model,
+        method=method,
+        drafter=drafter,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+        dtype=dtype.value,
+        max_draft=max_draft,
+        commit=commit.value,
+        oracle_p=oracle_p,
+        json=json,
+        stream=stream,
+    )
+    raise typer.Exit(command.run(prompt, options))
+
+
+@app.command(
+    epilog="Example: specdec bench --drafter ngram,oracle --oracle-p 0.8 --json out.json --plot out.png"
+)
+def bench(
+    methods: Annotated[
+        str,
+        typer.Option(
+            help=f"Comma-separated. {_METHODS}; reference: the model in plain PyTorch, token by token."
+        ),
+    ] = "autoregressive,specla",
+    model: Model = "gdn-code",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON list of {"kind", "name", "prompt"}. Default: the bundled prompts.', show_default=False
+        ),
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Comma-separated numbers of sequences decoded together.")] = "1",
+    drafter: Annotated[str, typer.Option(help=f"Comma-separated. {_DRAFTERS}.")] = DEFAULT_DRAFTER,
+    oracle_p: OracleP = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens written for every prompt.")] = 128,
+    temperature: Temperature = 0.0,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of every method on every prompt; medians count.")
+    ] = 3,
+    dtype: DtypeOption = Dtype.float32,
+    max_draft: MaxDraft = 16,
+    commit: CommitOption = Commit.deferred,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the speedups here (PNG, SVG or PDF).", show_default=False)
+    ] = None,
+) -> None:
+    """Compare methods on the same prompts, interleaved in one process; exit 1 where greedy tokens differ."""
+    from specdec.cli import bench as command
+
+    options = command.Options(
+        methods=methods,
+        model=model,
+        prompts=prompts,
+        batch=batch,
+        drafter=drafter,
+        oracle_p=oracle_p,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        repeats=repeats,
+        dtype=dtype.value,
+        max_draft=max_draft,
+        commit=commit.value,
+        json=json,
+        plot=plot,
+    )
+    raise typer.Exit(command.run(options))
+
+
+@app.command(epilog="Example: specdec info")
+def info() -> None:
+    """Print version, torch, instruction set and what is built."""
+    from specdec.cli import info as command
+
+    command.run()

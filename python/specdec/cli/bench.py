@@ -1,0 +1,230 @@
+"""`specdec bench`: methods side by side on the same prompts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from specdec.acceptance.sampling import SamplingParams
+from specdec.bench.contenders import BASELINE, REFERENCE, Contender, MethodContender, ReferenceContender
+from specdec.bench.harness import Measured, Unit, measure, rows_of
+from specdec.bench.machine import describe
+from specdec.bench.prompts import Prompt, groups_of, load_prompts
+from specdec.bench.report import over_reference, table_of, write_json, write_plot
+from specdec.cli.errors import as_option
+from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_model
+from specdec.models.base import CausalLM
+from specdec.models.checkpoint import load_config, resolve_model
+from specdec.models.reference import ReferenceGatedDeltaNet
+from specdec.models.tokenizer import Tokenizer
+
+MISMATCH = 1
+PIPE_WIDTH = 160  # columns where stdout is no terminal
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options, named as on the command line."""
+
+    methods: str
+    model: str
+    prompts: Path | None
+    batch: str
+    drafter: str
+    oracle_p: float
+    max_new_tokens: int
+    temperature: float
+    repeats: int
+    dtype: str
+    max_draft: int
+    commit: str
+    json: Path | None
+    plot: Path | None
+
+
+def run(options: Options) -> int:
+    """Runs the command; returns the exit code: 0, or 1 where greedy tokens disagree."""
+    methods = _methods(options.methods)
+    batches = _batches(options.batch)
+    try:
+        drafters = [
+            DrafterSpec.parse(name, p=options.oracle_p) for name in _split(options.drafter, "--drafter")
+        ]
+        sampling = SamplingParams(options.temperature, seed=0)
+        prompts = load_prompts(options.prompts)
+    except ValueError as error:
+        raise as_option(error) from None
+    if REFERENCE in methods and not sampling.greedy:
+        raise ValueError("--temperature: the method reference decodes greedily, want 0")
+    _check_outputs(options)
+
+    directory = resolve_model(options.model)
+    tokenizer = Tokenizer.from_directory(directory, load_config(directory).bos_token_id)
+    contenders = _Contenders(methods, drafters, options, sampling)
+    units = {batch: _units(prompts, batch, tokenizer) for batch in batches}
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    machine = describe()
+    console.print(f"{machine}\n{options.model}, {options.dtype}, {len(prompts)} prompts, ", end="")
+    console.print(f"{options.max_new_tokens} tokens each, median of {options.repeats}\n")
+    measured: list[Measured] = []
+    rows: list[dict[str, object]] = []
+    with _progress() as progress:
+        total = sum(len(u) for u in units.values()) * contenders.count * options.repeats
+        task = progress.add_task("", total=total)
+        for batch in batches:
+
+            def step(description: str, batch: int = batch) -> None:
+                progress.update(task, advance=1, description=f"batch {batch}, {description}")
+
+            new = measure(
+                contenders.at(batch),
+                units[batch],
+                count=options.max_new_tokens,
+                repeats=options.repeats,
+                greedy=sampling.greedy,
+                progress=step,
+            )
+            measured += new
+            rows += rows_of(new, units[batch], model=options.model, batch=batch)
+
+    console.print(table_of(rows))
+    for batch, ratio in over_reference(rows):
+        console.print(
+            f"\nbatch {batch}: {BASELINE} is {ratio:.2f}x as fast as the reference model in plain PyTorch"
+        )
+    if not sampling.greedy:
+        console.print("\nsampled: tokens were not compared")
+    if options.json is not None:
+        write_json(options.json, machine, rows)
+    if options.plot is not None:
+        write_plot(options.plot, machine, rows)
+    mismatches = [mismatch for m in measured for mismatch in m.mismatches]
+    for mismatch in mismatches:
+        print(f"specdec: {mismatch}", file=sys.stderr)
+    return MISMATCH if mismatches else 0
+
+
+def _split(text: str, option: str) -> list[str]:
+    """The distinct entries of a comma-separated list."""
+    entries = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not entries:
+        raise ValueError(f"{option}: got {text!r}, want at least one entry")
+    return entries
+
+
+def _methods(text: str) -> list[str]:
+    """The methods asked for, the baseline first."""
+    names = _split(text, "--methods")
+    for name in names:
+        if name not in METHODS and name != REFERENCE:
+            raise ValueError(f"--methods: got {name!r}, want some of {choices([*METHODS, REFERENCE])}")
+    return [BASELINE, *(n for n in names if n != BASELINE)]
+
+
+def _batches(text: str) -> list[int]:
+    entries = _split(text, "--batch")
+    if not all(e.isdecimal() and 1 <= int(e) <= 1024 for e in entries):
+        raise ValueError(f"--batch: got {text!r}, want numbers from 1 to 1024 separated by commas")
+    return [int(e) for e in entries]
+
+
+def _check_outputs(options: Options) -> None:
+    """What would only fail after the measurement is refused before it."""
+    for name, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+            raise ValueError(f"{name}: cannot write {path}")
+    if options.plot is not None:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--plot: needs matplotlib (the package's extra 'plot')")
+        if options.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise ValueError(f"--plot: got {options.plot}, want a name that ends in .png, .svg or .pdf")
+
+
+def _units(prompts: list[Prompt], batch: int, tokenizer: Tokenizer) -> list[Unit]:
+    return [
+        Unit(group[0].kind, [p.name for p in group], [tokenizer.encode(p.prompt) for p in group])
+        for group in groups_of(prompts, batch)
+    ]
+
+
+class _Contenders:
+    """Loads every model once and makes the contenders of each batch size."""
+
+    def __init__(
+        self,
+        methods: Sequence[str],
+        drafters: Sequence[DrafterSpec],
+        options: Options,
+        sampling: SamplingParams,
+    ) -> None:
+        self._options = options
+        self._sampling = sampling
+        self._dtype: torch.dtype = getattr(torch, options.dtype)
+        self._pairs: list[tuple[str, DrafterSpec | None]] = []
+        for name in methods:
+            drafts = name in METHODS and METHODS[name].drafts
+            self._pairs += [(name, spec) for spec in (drafters if drafts else [None])]
+        self._model = load_model(options.model, self._dtype)
+        self._drafter_models: dict[str, CausalLM] = {
+            spec.model: load_model(spec.model, self._dtype)
+            for _, spec in self._pairs
+            if spec is not None and spec.kind == "model"
+        }
+        self._reference = None
+        if REFERENCE in methods:
+            self._reference = ReferenceGatedDeltaNet.from_directory(options.model, self._dtype)
+
+    @property
+    def count(self) -> int:
+        """Contenders at each batch size."""
+        return len(self._pairs)
+
+    def at(self, batch: int) -> list[Contender]:
+        """The contenders that decode `batch` sequences together."""
+        commit = cast(Literal["deferred", "eager"], self._options.commit)
+        settings = MethodOptions(slots=batch, commit=commit, max_draft=self._options.max_draft)
+        made: list[Contender] = []
+        for name, spec in self._pairs:
+            if name == REFERENCE and self._reference is not None:
+                made.append(ReferenceContender(self._reference))
+                continue
+            drafter_model = None if spec is None else self._drafter_models.get(spec.model)
+            made.append(
+                MethodContender(
+                    name,
+                    spec,
+                    self._model,
+                    settings,
+                    sampling=self._sampling,
+                    dtype=self._dtype,
+                    drafter_model=drafter_model,
+                )
+            )
+        return made
+
+
+def _progress() -> Progress:
+    """On stderr, gone when done; silent where stderr is no terminal."""
+    console = Console(file=sys.stderr)
+    return Progress(
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,203 @@
+"""`specdec generate`: a prompt in, text out as it comes, then the statistics of the run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Literal, TextIO, cast
+
+import torch
+
+from specdec.acceptance.sampling import SamplingParams
+from specdec.cli.errors import INTERRUPTED, as_option
+from specdec.cli.panel import print_panel
+from specdec.cli.text import TextWriter
+from specdec.generation import Request, Result, Statistics
+from specdec.loop import Loop
+from specdec.methods import (
+    DEFAULT_DRAFTER,
+    DrafterSpec,
+    Method,
+    MethodOptions,
+    build_drafter,
+    get_method,
+    load_model,
+)
+from specdec.models.base import CausalLM
+from specdec.models.checkpoint import load_config, resolve_model
+from specdec.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options, named as on the command line."""
+
+    model: str
+    method: str
+    drafter: str | None
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+    dtype: str
+    max_draft: int
+    commit: str
+    oracle_p: float
+    json: bool
+    stream: bool
+
+
+def run(prompt: str | None, options: Options) -> int:
+    """Runs the command; returns the exit code: 0, or 130 when it was interrupted."""
+    method, spec, sampling = _checked(options)
+    directory = resolve_model(options.model)
+    config = load_config(directory)
+    tokenizer = Tokenizer.from_directory(directory, config.bos_token_id)
+    text = prompt if prompt is not None and prompt != "-" else _read_stdin()
+    tokens = tokenizer.encode(text)
+    if not tokens:
+        raise ValueError("prompt: got no text, and this model has no beginning-of-text token to start from")
+
+    model = load_model(options.model, getattr(torch, options.dtype))
+    # Without --no-stream the text is written while it comes; --json keeps stdout for its one object.
+    writer = TextWriter(tokenizer, options.stop, sys.stdout if options.stream and not options.json else None)
+    request = Request(tokens, options.max_new_tokens, sampling, stop=lambda: writer)
+    loop = _loop(model, method, spec, request, options)
+    if not options.json and sys.stdout.isatty():
+        _echo_prompt(text)
+    result, interrupted = _decode(loop, request, writer)
+    writer.finish()
+
+    if options.json:
+        _print_json(writer.text, result, loop.statistics, sampling)
+    else:
+        if not options.stream:
+            sys.stdout.write(writer.text)
+        if sys.stdout.isatty():
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+        title = options.method if spec is None else f"{options.method}, {spec.label} drafter"
+        seed = None if sampling.greedy else result.seed
+        print_panel(f"{title}, {options.model}", loop.statistics, result, len(tokens), seed)
+    return INTERRUPTED if interrupted else 0
+
+
+def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingParams]:
+    """Everything that can be refused before a model is read."""
+    try:
+        method = get_method(options.method)
+        sampling = SamplingParams(
+            options.temperature,
+            options.top_k,
+            options.top_p,
+            options.min_p,
+            options.repetition_penalty,
+            options.seed,
+        )
+        spec = None
+        if method.drafts:
+            spec = DrafterSpec.parse(options.drafter or DEFAULT_DRAFTER, p=options.oracle_p)
+        elif options.drafter is not None:
+            raise ValueError(
+                f"drafter: got {options.drafter!r}, but the method {options.method} drafts nothing"
+            )
+    except ValueError as error:
+        raise as_option(error) from None
+    if "" in options.stop:
+        raise ValueError("--stop: got an empty text, want at least one character")
+    return method, spec, sampling
+
+
+def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        print("specdec: the prompt comes from the terminal; end it with Ctrl-D", file=sys.stderr)
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt: stdin is not UTF-8 (byte {error.start})") from None
+
+
+def _loop(
+    model: CausalLM, method: Method, spec: DrafterSpec | None, request: Request, options: Options
+) -> Loop:
+    drafter = None
+    if spec is not None:
+        continuations = []
+        if spec.needs_continuations:
+            print(
+                "specdec: oracle drafter: decoding the prompt greedily first to know the answer",
+                file=sys.stderr,
+            )
+            baseline = get_method("autoregressive").build(model, None, MethodOptions())
+            greedy = Request(request.prompt, request.max_new_tokens)
+            continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
+        drafter = build_drafter(
+            spec,
+            vocab_size=model.vocab_size,
+            slots=1,
+            dtype=getattr(torch, options.dtype),
+            continuations=continuations,
+        )
+    commit = cast(Literal["deferred", "eager"], options.commit)
+    return method.build(model, drafter, MethodOptions(commit=commit, max_draft=options.max_draft))
+
+
+def _decode(loop: Loop, request: Request, writer: TextWriter) -> tuple[Result, bool]:
+    """Decodes to the end or to the first Ctrl-C; a second one does not wait for the round to end."""
+    results: list[Result] = []
+    with _interruptible() as interrupted:
+        events = loop.stream([request], results)
+        for _ in events:
+            writer.flush()
+            if interrupted:
+                break
+        events.close()  # type: ignore[attr-defined]  # a generator: its slots are freed now
+    return results[0], bool(interrupted)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Collects SIGINT in a list instead of raising in the middle of a round."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _echo_prompt(text: str) -> None:
+    """On a terminal the text continues its prompt, which is shown dimmed."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False, soft_wrap=True).print(Text(text, style="dim"), end="")
+    sys.stdout.flush()
+
+
+def _print_json(text: str, result: Result, statistics: Statistics, sampling: SamplingParams) -> None:
+    record: dict[str, object] = {
+        "text": text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stats": statistics.as_dict(),
+    }
+    if not sampling.greedy:
+        record["seed"] = result.seed  # repeats the run
+    stdout: TextIO = sys.stdout
+    stdout.write(json.dumps(record) + "\n")

@@ -1,0 +1,83 @@
+"""The statistics of a run, for people."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from specdec.generation import Result, Statistics
+
+BAR = 24  # columns of a full bar
+POSITIONS = 16  # most positions shown
+
+
+def print_panel(
+    title: str, statistics: Statistics, result: Result, prompt_tokens: int, seed: int | None
+) -> None:
+    """Prints the panel to stderr.
+
+    Args:
+        title: method, drafter and model.
+        statistics: of the run.
+        result: the sequence.
+        prompt_tokens: tokens of its prompt.
+        seed: of a sampled run; None for a greedy one.
+    """
+    console = Console(file=sys.stderr, highlight=False)
+    full = "█" if (console.encoding or "").lower().startswith("utf") else "#"
+    parts: list[RenderableType] = [_summary(statistics, result, prompt_tokens, seed)]
+    if statistics.drafted:
+        parts += ["", Text("acceptance by position", style="bold"), _positions(statistics, full)]
+    if statistics.rounds:
+        parts += ["", Text("time", style="bold"), _times(statistics, full)]
+    console.print(Panel(Group(*parts), title=title, title_align="left", expand=False))
+
+
+def _summary(stats: Statistics, result: Result, prompt_tokens: int, seed: int | None) -> Table:
+    table = Table.grid(padding=(0, 2))
+    tokens = f"{len(result.tokens)} written ({result.finish_reason}), {prompt_tokens} in the prompt"
+    table.add_row("tokens", tokens)
+    if stats.rounds:
+        table.add_row(
+            "speed", f"{stats.tokens_per_second:.0f} tokens/s, {stats.rounds_per_second:.0f} rounds/s"
+        )
+        table.add_row(
+            "mean accepted length", f"{stats.mean_accepted_length:.2f} tokens a round, {stats.rounds} rounds"
+        )
+    if stats.drafted:
+        table.add_row("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.acceptance_rate:.0%})")
+    if seed is not None:
+        table.add_row("seed", str(seed))
+    return table
+
+
+def _positions(stats: Statistics, full: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    counts = list(zip(stats.accepted_at, stats.drafted_at, strict=True))
+    for position, (accepted, drafted) in enumerate(counts[:POSITIONS], start=1):
+        share = accepted / drafted if drafted else 0.0
+        table.add_row(
+            f"{position:>2}", Text(_bar(share, full), style="green"), f"{share:4.0%}", f"of {drafted}"
+        )
+    if len(counts) > POSITIONS:
+        table.add_row("", f"and {len(counts) - POSITIONS} more positions")
+    return table
+
+
+def _times(stats: Statistics, full: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    seconds = stats.seconds
+    total = seconds.prefill + seconds.decode
+    for name in ("prefill", "draft", "verify", "accept", "commit"):
+        spent = getattr(seconds, name)
+        share = spent / total if total > 0 else 0.0
+        table.add_row(name, Text(_bar(share, full), style="cyan"), f"{share:4.0%}", f"{spent * 1e3:.1f} ms")
+    return table
+
+
+def _bar(share: float, full: str) -> str:
+    return (full * round(share * BAR)).ljust(BAR)

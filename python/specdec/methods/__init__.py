@@ -1,0 +1,198 @@
+"""Decoding methods and drafters by name. Importing this package imports no torch; building a method does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from specdec.drafters.base import Drafter
+    from specdec.loop import Loop
+    from specdec.models.base import CausalLM
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What a method may be asked for; each takes what concerns it.
+
+    Attributes:
+        slots: sequences that are decoded at the same time.
+        commit: when an accepted path is folded into the state.
+        max_draft: most draft tokens a sequence gets in one round.
+        adaptive: draft only as much as pays.
+    """
+
+    slots: int = 1
+    commit: Literal["deferred", "eager"] = "deferred"
+    max_draft: int = 16
+    adaptive: bool = True
+
+
+@dataclass(frozen=True)
+class Method:
+    """A decoding method.
+
+    Attributes:
+        description: one line for help texts and errors.
+        drafts: whether it takes a drafter.
+        build: (model, drafter, options) -> a loop; the drafter is None exactly where `drafts` is False.
+    """
+
+    description: str
+    drafts: bool
+    build: Callable[[CausalLM, Drafter | None, MethodOptions], Loop]
+
+
+def _autoregressive(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
+    from specdec.methods.autoregressive import autoregressive
+
+    return autoregressive(model, slots=options.slots)
+
+
+def _specla(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
+    from specdec.methods.specla import specla
+
+    if drafter is None:
+        raise ValueError("drafter: got None, want a drafter for the method specla")
+    return specla(
+        model,
+        drafter,
+        slots=options.slots,
+        commit=options.commit,
+        max_draft=options.max_draft,
+        adaptive=options.adaptive,
+    )
+
+
+METHODS: Mapping[str, Method] = {
+    "autoregressive": Method("one token a round, the baseline", False, _autoregressive),
+    "specla": Method("drafts verified over the frozen state, accepted paths folded in late", True, _specla),
+}
+
+DRAFTERS: Mapping[str, str] = {
+    "ngram": "what followed the same tokens earlier in prompt and output",
+    "model:DIR": "a smaller model of the same vocabulary",
+    "oracle": "for studies: the target's own next tokens, decoded beforehand, each right with probability p",
+}
+
+DEFAULT_DRAFTER = "ngram"
+
+
+def choices(names: Iterable[str]) -> str:
+    """Names as an error lists them."""
+    return ", ".join(names)
+
+
+def get_method(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+        ValueError: there is none; the message lists those that are.
+    """
+    method = METHODS.get(name)
+    if method is None:
+        raise ValueError(f"method: got {name!r}, want one of {choices(METHODS)}")
+    return method
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """A drafter that was asked for by name.
+
+    Attributes:
+        kind: "ngram", "model" or "oracle".
+        model: the drafter's model, a directory or the name of an embedded model; empty except for "model".
+        p: the oracle's chance that a token is right.
+    """
+
+    kind: str
+    model: str = ""
+    p: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str, *, p: float = 1.0) -> DrafterSpec:
+        """Reads "ngram", "model:DIR" or "oracle".
+
+        Args:
+            text: the name.
+            p: the oracle's chance that a token is right, in [0, 1]; other drafters ignore it.
+
+        Raises:
+            ValueError: no such drafter (the message lists them), or p is no probability.
+        """
+        kind, colon, model = text.partition(":")
+        if kind == "model" and model:
+            return cls("model", model)
+        if kind in ("ngram", "oracle") and not colon:
+            if not 0.0 <= p <= 1.0:
+                raise ValueError(f"p: got {p}, want a probability in [0, 1]")
+            return cls(kind, p=p if kind == "oracle" else 1.0)
+        raise ValueError(f"drafter: got {text!r}, want one of {choices(DRAFTERS)}")
+
+    @property
+    def label(self) -> str:
+        """How tables call it; an oracle always shows that it is one, and its p."""
+        if self.kind == "model":
+            return f"model:{self.model}"
+        return f"oracle p={self.p:g}" if self.kind == "oracle" else self.kind
+
+    @property
+    def needs_continuations(self) -> bool:
+        """Whether the prompts must be decoded greedily first."""
+        return self.kind == "oracle"
+
+
+def build_drafter(
+    spec: DrafterSpec,
+    *,
+    vocab_size: int,
+    slots: int,
+    dtype: torch.dtype,
+    continuations: Iterable[tuple[Sequence[int], Sequence[int]]] = (),
+    model: CausalLM | None = None,
+) -> Drafter:
+    """Makes a drafter for one loop.
+
+    Args:
+        spec: which one.
+        vocab_size: the target's.
+        slots: as in the loop.
+        dtype: of a drafter model's activations.
+        continuations: (prompt, greedy continuation) of every prompt, for the oracle.
+        model: the drafter's model where it is loaded already; None loads it.
+
+    Raises:
+        ValueError: the drafter's model cannot be read or has another vocabulary.
+    """
+    if spec.kind == "ngram":
+        from specdec.drafters.ngram import NGramDrafter
+
+        return NGramDrafter()
+    if spec.kind == "oracle":
+        from specdec.drafters.oracle import OracleDrafter
+
+        return OracleDrafter(continuations, vocab_size=vocab_size, p=spec.p)
+    from specdec.drafters.model import ModelDrafter
+
+    if model is None:
+        model = load_model(spec.model, dtype)
+    if model.vocab_size != vocab_size:
+        raise ValueError(
+            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, want the target's {vocab_size}"
+        )
+    return ModelDrafter(model, slots=slots)
+
+
+def load_model(name_or_dir: str, dtype: torch.dtype) -> CausalLM:
+    """A model by the name of an embedded one or from a directory.
+
+    Raises:
+        ValueError: neither, or not readable; the message says what is there.
+    """
+    from specdec.models.checkpoint import resolve_model
+    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
+    return GatedDeltaNetForCausalLM.from_pretrained(resolve_model(name_or_dir), dtype=dtype)

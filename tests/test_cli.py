@@ -1,0 +1,252 @@
+"""The command line, through typer's runner and, where the process itself matters, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from specdec import __version__
+from specdec.cli.app import app
+from specdec.models.checkpoint import load_config, resolve_model
+from specdec.models.tokenizer import Tokenizer
+from typer.testing import CliRunner
+
+RUNNER = CliRunner()
+PROMPT = "def fibonacci(n):\n"
+COMMAND = [sys.executable, "-m", "specdec"]
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+
+
+def _json(*args: str, stdin: str | None = None) -> dict:
+    result = RUNNER.invoke(app, ["generate", "--json", *args], input=stdin)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def _error(*args: str) -> str:
+    result = RUNNER.invoke(app, list(args))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    directory = resolve_model("gdn-code")
+    return Tokenizer.from_directory(directory, load_config(directory).bos_token_id)
+
+
+def test_json_schema_and_text(tokenizer: Tokenizer) -> None:
+    record = _json(PROMPT, "--max-new-tokens", "40")
+    assert set(record) == {"text", "tokens", "finish_reason", "stats"}
+    assert record["text"] == tokenizer.decode(record["tokens"])
+    assert record["finish_reason"] == "length"
+    assert len(record["tokens"]) == 40
+    stats = record["stats"]
+    for name in ("rounds", "drafted", "accepted"):
+        assert isinstance(stats[name], int)
+    assert set(stats["seconds"]) == {"prefill", "draft", "verify", "accept", "commit"}
+    assert stats["acceptance_rate"] == pytest.approx(stats["accepted"] / stats["drafted"])
+    assert stats["mean_accepted_length"] == pytest.approx(39 / stats["rounds"])
+    decode = sum(stats["seconds"].values()) - stats["seconds"]["prefill"]
+    assert stats["tokens_per_second"] == pytest.approx(39 / decode)
+
+
+def test_every_method_and_drafter_writes_the_same_greedy_text() -> None:
+    plain = _json(PROMPT, "--max-new-tokens", "32", "--method", "autoregressive")
+    assert plain["stats"]["drafted"] == 0
+    for drafter in ("ngram", "model:gdn-code", "oracle"):
+        for commit in ("deferred", "eager"):
+            args = ("--max-new-tokens", "32", "--drafter", drafter, "--commit", commit, "--oracle-p", "0.8")
+            assert _json(PROMPT, *args)["tokens"] == plain["tokens"], (drafter, commit)
+
+
+def test_a_single_token_needs_no_round() -> None:
+    record = _json(PROMPT, "--max-new-tokens", "1")
+    assert len(record["tokens"]) == 1
+    assert record["stats"]["rounds"] == 0
+    assert record["stats"]["tokens_per_second"] == 0.0
+
+
+def test_stop_text_is_cut_off_at_every_place(tokenizer: Tokenizer) -> None:
+    whole = _json(PROMPT, "--max-new-tokens", "40")["text"]
+    for length, start in ((1, 12), (4, 20), (9, 31)):
+        stop = whole[start : start + length]
+        record = _json(PROMPT, "--max-new-tokens", "40", "--stop", stop, "--stop", "never \x00 written")
+        assert record["finish_reason"] == "stop"
+        assert record["text"] == whole[: whole.index(stop)]
+        # The tokens end with the one that completed the stop string.
+        assert stop in tokenizer.decode(record["tokens"])
+        assert stop not in tokenizer.decode(record["tokens"][:-1])
+
+
+def test_stdout_is_the_text_and_stderr_the_panel() -> None:
+    text = _json(PROMPT, "--max-new-tokens", "24")["text"]
+    for flag in ("--stream", "--no-stream"):
+        result = RUNNER.invoke(app, ["generate", PROMPT, "--max-new-tokens", "24", flag])
+        assert result.exit_code == 0
+        assert result.stdout == text
+        for word in ("tokens/s", "mean accepted length", "acceptance by position", "prefill", "verify"):
+            assert word in result.stderr
+        assert "\x1b" not in result.output
+
+
+def test_panel_of_a_run_without_rounds_or_drafts() -> None:
+    result = RUNNER.invoke(app, ["generate", PROMPT, "--max-new-tokens", "1"])
+    assert result.exit_code == 0
+    assert "1 written (length)" in result.stderr
+    assert "acceptance by position" not in result.stderr
+
+
+def test_prompt_from_stdin_is_taken_as_it_is() -> None:
+    given = _json(PROMPT, "--max-new-tokens", "8")["tokens"]
+    assert _json("--max-new-tokens", "8", stdin=PROMPT)["tokens"] == given
+    assert _json("-", "--max-new-tokens", "8", stdin=PROMPT)["tokens"] == given
+
+
+def test_an_empty_prompt_starts_from_the_beginning_of_text_token() -> None:
+    assert len(_json("", "--max-new-tokens", "4")["tokens"]) == 4
+
+
+def test_a_sampled_run_is_repeated_by_its_seed() -> None:
+    args = (PROMPT, "--max-new-tokens", "24", "--temperature", "0.9", "--top-k", "40", "--top-p", "0.95")
+    first = _json(*args)
+    again = _json(*args, "--seed", str(first["seed"]))
+    assert again["tokens"] == first["tokens"]
+    assert _json(*args, "--seed", str(first["seed"] ^ 1))["tokens"] != first["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["generate", "x", "--model", "nowhere"], ["nowhere", "gdn-code"]),
+        (["generate", "x", "--method", "magic"], ["--method", "magic", "autoregressive", "specla"]),
+        (["generate", "x", "--drafter", "magic"], ["--drafter", "ngram", "model:DIR", "oracle"]),
+        (["generate", "x", "--drafter", "model:nowhere"], ["nowhere"]),
+        (
+            ["generate", "x", "--method", "autoregressive", "--drafter", "ngram"],
+            ["--drafter", "autoregressive"],
+        ),
+        (["generate", "x", "--max-new-tokens", "0"], ["--max-new-tokens"]),
+        (["generate", "x", "--max-new-tokens", "many"], ["--max-new-tokens"]),
+        (["generate", "x", "--temperature", "-1"], ["--temperature"]),
+        (["generate", "x", "--temperature", "nan"], ["--temperature"]),
+        (["generate", "x", "--top-p", "0"], ["--top-p"]),
+        (["generate", "x", "--repetition-penalty", "0"], ["--repetition-penalty"]),
+        (["generate", "x", "--seed", "-1"], ["--seed"]),
+        (["generate", "x", "--dtype", "float64"], ["--dtype", "float32", "bfloat16"]),
+        (["generate", "x", "--oracle-p", "2"], ["--oracle-p"]),
+        (["generate", "x", "--stop", ""], ["--stop"]),
+        (["generate", "x", "y"], ["y"]),
+        (["generate", "--nonsense"], ["--nonsense"]),
+        (["nonsense"], ["nonsense"]),
+        (["bench", "--methods", "magic"], ["--methods", "magic", "reference"]),
+        (["bench", "--batch", "0"], ["--batch"]),
+        (["bench", "--prompts", "nowhere.json"], ["--prompts", "nowhere.json"]),
+        (["bench", "--json", "nowhere/out.json"], ["--json", "nowhere"]),
+        (["bench", "--plot", "out.txt"], ["--plot", ".png"]),
+    ],
+)
+def test_errors_are_one_line_that_names_the_option(args: list[str], words: list[str]) -> None:
+    line = _error(*args)
+    for word in words:
+        assert word in line
+
+
+def test_help_has_an_example_everywhere() -> None:
+    for command in ([], ["generate"], ["bench"], ["info"]):
+        result = RUNNER.invoke(app, [*command, "--help"])
+        assert result.exit_code == 0
+        assert "Example: specdec" in result.stdout
+
+
+def test_version_and_info() -> None:
+    assert RUNNER.invoke(app, ["--version"]).stdout == f"specdec {__version__}\n"
+    result = RUNNER.invoke(app, ["info"])
+    assert result.exit_code == 0
+    for word in (__version__, "torch", "instruction set", "libspecdec_cpu", "portable", "CUDA", "threads"):
+        assert word in result.stdout
+
+
+def test_help_imports_no_torch() -> None:
+    code = "import sys; import specdec.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
+
+
+def test_interrupt_ends_with_the_partial_text_and_its_statistics() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "generate", PROMPT, "--max-new-tokens", "1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(1)  # decoding has begun
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    panel = err.decode()
+    assert process.returncode == 130
+    assert first + out
+    assert "(cancelled)" in panel
+    assert re.search(r"tokens +[1-9][0-9]* written", panel)
+    assert "Traceback" not in panel
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "generate", PROMPT, "--max-new-tokens", "1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=120) == 1
+
+
+def test_stdin_that_is_not_utf8_is_an_error() -> None:
+    done = subprocess.run([*COMMAND, "generate"], input=b"\xff\xfe", capture_output=True, env=ENVIRONMENT)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.count(b"\n") == 1
+    assert b"UTF-8" in done.stderr
+
+
+def test_bundled_prompts_are_of_four_kinds_and_fit_the_model(tokenizer: Tokenizer) -> None:
+    from specdec.bench.prompts import load_prompts
+
+    prompts = load_prompts()
+    for kind in ("complete", "edit", "repeat", "free"):
+        assert sum(p.kind == kind for p in prompts) >= 6
+    assert len(prompts) >= 24
+    for prompt in prompts:
+        assert 40 <= len(tokenizer.encode(prompt.prompt)) <= 200, prompt.name
+
+
+def test_prompt_files_are_checked(tmp_path: Path) -> None:
+    from specdec.bench.prompts import load_prompts
+
+    good = {"kind": "a", "name": "b", "prompt": "c"}
+    for content, word in (
+        ("[", "JSON"),
+        ("{}", "list"),
+        ("[]", "list"),
+        (json.dumps([good, {"kind": "a", "name": "c"}]), "entry 1"),
+        (json.dumps([good, good]), "two entries"),
+    ):
+        path = tmp_path / "prompts.json"
+        path.write_text(content)
+        with pytest.raises(ValueError, match=word):
+            load_prompts(path)
