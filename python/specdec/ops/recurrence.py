@@ -10,11 +10,15 @@ slots. The recurrence follows from what is given: `g` None, per head or per key 
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  loads the library, declares the operators' fakes
 from specdec.ops._errors import argument_error
+from specdec.ops._load import cpu_isa
+from specdec.ops.strategy import resolve
 from specdec.ops.types import Factors, Pending, Prefix
 
 # Bound once: the attribute walk torch.ops.specdec.<op>.default costs more than the checks of a call.
@@ -24,6 +28,7 @@ _commit = torch.ops.specdec.commit.default
 _prefill = torch.ops.specdec.prefill.default
 
 _STRATEGY_CODES = {"serial": 0, "hybrid": 1, "solve": 2}  # specdec::Strategy
+_ISA = cpu_isa()
 _COMMIT_MODES = {"exact": 0, "fast": 1}  # specdec::CommitMode
 
 
@@ -88,7 +93,7 @@ def verify(
     """
     code = _STRATEGY_CODES.get(strategy)
     if code is None:
-        code = _resolve(strategy)
+        code = _resolve(strategy, q, v, parents, prefix)
     if precision != "ieee":
         raise ValueError(f"precision: got {precision!r}, want 'ieee' (the only one on a CPU)")
     try:
@@ -191,7 +196,18 @@ def prefill(
     return out
 
 
-def _resolve(strategy: str) -> int:
-    if strategy in ("auto", "exact"):
-        return _STRATEGY_CODES["serial"]
-    raise ValueError(f"strategy: got {strategy!r}, want 'serial', 'hybrid', 'solve', 'exact' or 'auto'")
+def _resolve(strategy: str, q: Tensor, v: Tensor, parents: Tensor | None, prefix: Prefix | None) -> int:
+    """The code of the strategy that the measured table names for this call's shape."""
+    if q.dim() != 4 or v.dim() != 4:
+        return 0  # the operator's own check will say what is wrong
+    B, N, _, DK = q.shape
+    HV, DV = v.shape[2:]
+    if torch.compiler.is_compiling():  # dynamic shapes: compile for this one, as the choice depends on it
+        B, N, HV, DK, DV = index(B), index(N), index(HV), index(DK), index(DV)
+    code: int = _code(strategy, B, N, HV, DK, DV, parents is not None, prefix is not None)
+    return code
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a look-up, not to be traced
+def _code(strategy: str, B: int, N: int, HV: int, DK: int, DV: int, tree: bool, prefix: bool) -> int:
+    return _STRATEGY_CODES[resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)]

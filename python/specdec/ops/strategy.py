@@ -1,0 +1,232 @@
+"""Which verification strategy to run: a table of measured winners, looked up at the nearest measured shape.
+
+The package ships a table (`strategy_table.json`); `specdec tune --kernels` writes one for the user's machine
+to `user_table_path()`, whose instruction sets then take the place of the shipped ones. A shape is a point
+(B * HV, N, DK * DV), on a chain or a tree; nearest means nearest in the logarithms.
+
+File format, version 1:
+
+    {"version": 1, "tables": {"avx512": {"threads": 2, "points": [
+        {"rows": 8, "nodes": 16, "state": 65536, "tree": false,
+         "us": {"serial": 610.0, "solve": 402.5}}]}}}
+
+`us` holds the microseconds of every strategy that was measured there. On a chain hybrid is serial and is left
+out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+STRATEGIES = ("serial", "hybrid", "solve")
+VERSION = 1
+# A strategy must win by this much to displace an earlier one of STRATEGIES: between equals the exact ones
+# stay.
+MARGIN = 0.02
+_MAX_SERIAL_NODES = 64  # specdec::kMaxSerialNodes
+_ISAS = ("avx512", "avx2", "portable")
+
+
+class Point(NamedTuple):
+    """One measured shape: B * HV, N, DK * DV, chain or tree, and the microseconds of each strategy."""
+
+    rows: int
+    nodes: int
+    state: int
+    tree: bool
+    us: dict[str, float]
+
+
+class Table(NamedTuple):
+    """Measured points of one instruction set, and the number of threads that they were measured with."""
+
+    threads: int
+    points: list[Point]
+
+
+class TableError(ValueError):
+    """A strategy table that does not have the format of this module; the message names file and entry."""
+
+
+def shipped_table_path() -> Path:
+    """The table in the package."""
+    return Path(__file__).with_name("strategy_table.json")
+
+
+def user_table_path() -> Path:
+    """Where `specdec tune --kernels` writes: `specdec/strategy.json` in $XDG_CACHE_HOME, or in ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "specdec" / "strategy.json"
+
+
+def read_tables(path: Path) -> dict[str, Table]:
+    """The tables of a file by instruction set.
+
+    Raises:
+        TableError: the file is not JSON, has another version, or an entry is malformed.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TableError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        version = content.get("version") if isinstance(content, dict) else None
+        raise TableError(f"{path}: got version {version!r}, want {VERSION}")
+    tables = content.get("tables")
+    if not isinstance(tables, dict):
+        raise TableError(f"{path}: tables: got {type(tables).__name__}, want an object")
+    return {isa: _parse_table(path, isa, table) for isa, table in tables.items()}
+
+
+def write_tables(path: Path, tables: Mapping[str, Table]) -> None:
+    """Writes `tables` so that a reader sees the old file or the new one, never half of it."""
+    content: dict[str, Any] = {"version": VERSION, "tables": {}}
+    for isa, table in sorted(tables.items()):
+        points = [point._asdict() for point in sorted(table.points)]
+        content["tables"][isa] = {"threads": table.threads, "points": points}
+    lines = json.dumps(content, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(_one_line_a_point(lines), encoding="utf-8")
+    os.replace(scratch, path)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def resolve(
+    strategy: str,
+    isa: str,
+    B: int,
+    N: int,
+    HV: int,
+    DK: int,
+    DV: int,
+    tree: bool,
+    prefix: bool = False,
+) -> str:
+    """The strategy to run: "serial", "hybrid" or "solve".
+
+    Args:
+        strategy: one of these, which is returned as it is; "exact", the faster of serial and hybrid, whose
+            bits are those of decoding token by token; or "auto", the fastest of the three.
+        isa: the instruction set that runs, `specdec.ops.cpu_isa()`.
+        B, N, HV, DK, DV: as in `specdec.ops.verify`.
+        tree: whether `parents` is given.
+        prefix: whether a prefix is given, which solve does not take.
+
+    Raises:
+        ValueError: `strategy` is none of the five.
+
+    Example:
+        >>> resolve("auto", "avx512", B=1, N=1, HV=8, DK=256, DV=256, tree=False)
+        'serial'
+    """
+    if strategy in STRATEGIES:
+        return strategy
+    if strategy not in ("exact", "auto"):
+        raise ValueError(f"strategy: got {strategy!r}, want 'serial', 'hybrid', 'solve', 'exact' or 'auto'")
+    exact = strategy == "exact" or prefix
+    return _resolve(isa, exact, B * HV, N, DK * DV, tree)
+
+
+def reload() -> None:
+    """Forgets the tables that were read: the next `resolve` reads them again."""
+    _tables.cache_clear()
+    _resolve.cache_clear()
+
+
+@lru_cache(maxsize=4096)
+def _resolve(isa: str, exact: bool, rows: int, nodes: int, state: int, tree: bool) -> str:
+    if nodes <= 1 or rows == 0:
+        return "serial"
+    if nodes > _MAX_SERIAL_NODES and not exact:
+        return "solve"
+    tables = _tables()
+    known = next((name for name in (isa, *_ISAS) if name in tables), None)
+    points = [point for point in tables[known].points if point.tree == tree] if known is not None else []
+    if not points:
+        return "serial"
+    return winner(min(points, key=lambda point: _distance(point, rows, nodes, state)).us, exact)
+
+
+def winner(us: Mapping[str, float], exact: bool) -> str:
+    """The fastest strategy of those measured, ties within MARGIN to the earlier one of STRATEGIES."""
+    best = "serial"
+    for strategy in STRATEGIES[1:2] if exact else STRATEGIES[1:]:
+        if us.get(strategy, math.inf) < (1.0 - MARGIN) * us[best]:
+            best = strategy
+    return best
+
+
+def _distance(point: Point, rows: int, nodes: int, state: int) -> float:
+    # The number of nodes decides most, so a point off by a factor in N is farther than one off in the others.
+    return (
+        abs(math.log(point.rows / rows))
+        + 4.0 * abs(math.log(point.nodes / nodes))
+        + abs(math.log(point.state / state))
+    )
+
+
+@lru_cache(maxsize=1)
+def _tables() -> dict[str, Table]:
+    """The shipped tables under those of the user. A user's file that cannot be read is an error."""
+    tables = read_tables(shipped_table_path())
+    user = user_table_path()
+    if user.exists():
+        tables.update(read_tables(user))
+    return tables
+
+
+def _parse_table(path: Path, isa: str, table: object) -> Table:
+    where = f"{path}: tables.{isa}"
+    if isa not in _ISAS:
+        raise TableError(f"{where}: want one of {', '.join(_ISAS)}")
+    if not isinstance(table, dict) or not isinstance(table.get("points"), list):
+        raise TableError(f"{where}: want an object with threads and points")
+    if not _is_count(table.get("threads")):
+        raise TableError(f"{where}.threads: got {table.get('threads')!r}, want a positive integer")
+    points = [_parse_point(f"{where}.points[{i}]", entry) for i, entry in enumerate(table["points"])]
+    return Table(table["threads"], points)
+
+
+def _parse_point(where: str, entry: object) -> Point:
+    if not isinstance(entry, dict) or set(entry) != set(Point._fields):
+        raise TableError(f"{where}: want an object with {', '.join(Point._fields)}")
+    for name in ("rows", "nodes", "state"):
+        if not _is_count(entry[name]):
+            raise TableError(f"{where}.{name}: got {entry[name]!r}, want a positive integer")
+    if not isinstance(entry["tree"], bool):
+        raise TableError(f"{where}.tree: got {entry['tree']!r}, want true or false")
+    us = entry["us"]
+    if not isinstance(us, dict) or "serial" not in us or not set(us) <= set(STRATEGIES):
+        raise TableError(f"{where}.us: got {us!r}, want microseconds of serial and maybe hybrid and solve")
+    for name, value in us.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise TableError(f"{where}.us.{name}: got {value!r}, want a positive number")
+    return Point(**entry)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _one_line_a_point(text: str) -> str:
+    """Joins the lines of every point: a table stays readable, and a diff shows points."""
+    out: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        stripped = line.strip()
+        if inside:
+            out[-1] += stripped if stripped.startswith("}") or out[-1].endswith("{") else " " + stripped
+            inside = line.rstrip(",") != "    }"
+        else:
+            out.append(line)
+            inside = line == "    {"
+    return "\n".join(out) + "\n"

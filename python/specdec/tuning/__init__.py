@@ -1,0 +1,1 @@
+"""Measurements that choose settings for the machine at hand."""
