@@ -11,7 +11,7 @@ def test_a_cold_first_round_does_not_make_nodes_look_free() -> None:
     for _ in range(20):
         cost.observe(17, 7.0)
     assert cost(1) < cost(7) < cost(17)
-    # Rounds of one size say nothing about the slope: it is the prior's, under which one node costs under half.
+    # Rounds of one size say nothing about the slope: it is the prior's, where one node costs under half.
     assert cost(1) < 0.5 * cost(17)
 
 
