@@ -28,7 +28,8 @@ class CMakeBuild(build_ext):
     """Configures and builds the CMake project into the package that is being built."""
 
     def build_extension(self, ext: Extension) -> None:
-        package = ROOT / "python" / "specdec" if self.inplace else Path(self.build_lib).resolve() / "specdec"
+        in_source = self.inplace or self.editable_mode
+        package = ROOT / "python" / "specdec" if in_source else Path(self.build_lib).resolve() / "specdec"
         library_dir = package / "_lib"
         build_dir = ROOT / "build" / "cmake"
         build_dir.mkdir(parents=True, exist_ok=True)
