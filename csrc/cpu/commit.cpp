@@ -23,7 +23,10 @@ void fast_rows(State* state, int64_t DK, const Factor* factors, int64_t count, i
                const float* decay) {
   for (int64_t c = 0; c < DK; c += Vec::kWidth) {
     Vec s[kR];
-    for (int r = 0; r < kR; ++r) s[r] = detail::decayed<kGate>(Vec::load(state + r * DK + c), decay, c);
+    for (int r = 0; r < kR; ++r) {
+      s[r] = detail::decayed<kGate>(Vec::load(state + r * DK + c), decay, c);
+      __builtin_prefetch(state + (kR + r) * DK + c, 0, 2);
+    }
     for (int64_t j = 0; j < count; ++j) {
       const Vec k = Vec::load(factors[j].k + c);
       for (int r = 0; r < kR; ++r) s[r] = fma(Vec::set(factors[j].u[row + r]), k, s[r]);
@@ -67,7 +70,9 @@ void commit_tile(const CommitParams& p, int64_t slot, int64_t hv, int64_t row, i
   const int64_t DK = p.rec.DK;
   State* state = static_cast<State*>(p.state.data) + slot * p.state.slot_stride + (hv * p.rec.DV + row) * DK;
   if (p.mode == CommitMode::kExact) {
-    run_pass<kGate>(state, state, Pass{DK, rows, row, head.factors, m, nullptr, 0, nullptr, nullptr, 0});
+    const Ahead next{reinterpret_cast<const char*>(state + kRows * DK), kRows};
+    run_pass<kGate>(state, state,
+                    Pass{DK, rows, row, head.factors, m, nullptr, 0, nullptr, nullptr, 0, next});
     return;
   }
   int64_t r = 0;

@@ -62,11 +62,21 @@ inline Vec written(bf16* p, Vec s) {
 
 }  // namespace detail
 
-// kR rows of `source` [kR, DK]; the advanced rows go to `target` (may be `source`; null: nobody reads them).
-// `row` is the first row's index in the head, sk and sq [kR] receive the dots of `probe`.
-template <Gate kGate, int kR, Factors kFactors, bool kDots, typename Source, typename Target>
-inline void step_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq) {
+// State that a later pass reads, fetched into the second-level cache along the way. Rows are too short for
+// the hardware to notice the stream, and a whole block at once would fill the miss buffers: a pass may take a
+// share of its rows.
+struct Ahead {
+  const char* at = nullptr;  // row 0, chunk 0
+  int64_t rows = 0;          // of every block of kRows
+};
+
+// kR rows of `source` [kR, DK], DK known at compile time where kDK > 0; the advanced rows go to `target` (may
+// be `source`; null: nobody reads them). `row` is the first row's index in the head, sk and sq [kR] receive
+// the dots of `probe`.
+template <Gate kGate, int kR, int kDK, Factors kFactors, bool kDots, typename Source, typename Target>
+inline void step_rows(const Source* source, Target* target, int64_t dk, const Factor* factors, int64_t count,
+                      int64_t row, const Probe& probe, float* sk, float* sq, const Ahead& ahead) {
+  const int64_t DK = kDK > 0 ? kDK : dk;
   Vec sums[2 * kR];
   if constexpr (kDots) {
     for (int i = 0; i < 2 * kR; ++i) sums[i] = Vec::zero();
@@ -78,6 +88,9 @@ inline void step_rows(const Source* source, Target* target, int64_t DK, const Fa
   for (int64_t c = 0; c < DK; c += Vec::kWidth) {
     Vec s[kR];
     for (int r = 0; r < kR; ++r) s[r] = Vec::load(source + r * DK + c);
+    for (int64_t r = 0; r < ahead.rows; ++r) {
+      __builtin_prefetch(ahead.at + (r * DK + c) * static_cast<int64_t>(sizeof(Source)), 0, 2);
+    }
     if constexpr (kFactors == Factors::kOne) {
       const Vec k = Vec::load(factors[0].k + c);
       for (int r = 0; r < kR; ++r) s[r] = fma(u[r], k, detail::decayed<kGate>(s[r], factors[0].decay, c));
@@ -120,15 +133,18 @@ inline void step_rows(const Source* source, Target* target, int64_t DK, const Fa
 }
 
 // step_rows with the number of factors known only now.
-template <Gate kGate, int kR, bool kDots, typename Source, typename Target>
+template <Gate kGate, int kR, int kDK, bool kDots, typename Source, typename Target>
 inline void step_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq) {
+                      int64_t row, const Probe& probe, float* sk, float* sq, const Ahead& ahead) {
   if (count == 0) {
-    step_rows<kGate, kR, Factors::kNone, kDots>(source, target, DK, factors, count, row, probe, sk, sq);
+    step_rows<kGate, kR, kDK, Factors::kNone, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
+                                                     ahead);
   } else if (count == 1) {
-    step_rows<kGate, kR, Factors::kOne, kDots>(source, target, DK, factors, count, row, probe, sk, sq);
+    step_rows<kGate, kR, kDK, Factors::kOne, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
+                                                    ahead);
   } else {
-    step_rows<kGate, kR, Factors::kMany, kDots>(source, target, DK, factors, count, row, probe, sk, sq);
+    step_rows<kGate, kR, kDK, Factors::kMany, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
+                                                     ahead);
   }
 }
 
@@ -143,28 +159,30 @@ struct Pass {
   float* sk;  // [children, sum_stride]
   float* sq;
   int64_t sum_stride;
+  Ahead ahead;  // laid out as the source of the pass
 };
 
 // The first child is answered while its parent's rows are in registers, the others from the block just
 // written, which is still in the first cache: with two children or more and any factor, `target` must be
 // given.
-template <Gate kGate, int kR, typename Source, typename Target>
+template <Gate kGate, int kR, int kDK, typename Source, typename Target>
 inline void run_block(const Source* source, Target* target, const Pass& p, int64_t r) {
   source += r * p.DK;
   if (target != nullptr) target += r * p.DK;
+  const Ahead ahead{p.ahead.at + r * p.DK * static_cast<int64_t>(sizeof(Source)), p.ahead.rows};
   if (p.children == 0) {
     if (p.count > 0) {
-      step_rows<kGate, kR, false>(source, target, p.DK, p.factors, p.count, p.row + r, Probe{}, nullptr,
-                                  nullptr);
+      step_rows<kGate, kR, kDK, false>(source, target, p.DK, p.factors, p.count, p.row + r, Probe{}, nullptr,
+                                       nullptr, ahead);
     }
     return;
   }
-  step_rows<kGate, kR, true>(source, target, p.DK, p.factors, p.count, p.row + r, p.probes[0], p.sk + r,
-                             p.sq + r);
+  step_rows<kGate, kR, kDK, true>(source, target, p.DK, p.factors, p.count, p.row + r, p.probes[0], p.sk + r,
+                                  p.sq + r, ahead);
   const auto answer = [&](const auto* rows, int64_t c) {
-    step_rows<kGate, kR, Factors::kNone, true>(rows, static_cast<float*>(nullptr), p.DK, nullptr, 0, 0,
-                                               p.probes[c], p.sk + c * p.sum_stride + r,
-                                               p.sq + c * p.sum_stride + r);
+    step_rows<kGate, kR, kDK, Factors::kNone, true>(rows, static_cast<float*>(nullptr), p.DK, nullptr, 0, 0,
+                                                    p.probes[c], p.sk + c * p.sum_stride + r,
+                                                    p.sq + c * p.sum_stride + r, Ahead{});
   };
   for (int64_t c = 1; c < p.children; ++c) {
     if (target != nullptr) {
@@ -175,11 +193,29 @@ inline void run_block(const Source* source, Target* target, const Pass& p, int64
   }
 }
 
+template <Gate kGate, int kDK, typename Source, typename Target>
+inline void run_blocks(const Source* source, Target* target, const Pass& p) {
+  for (int64_t r = 0; r + kRows <= p.rows; r += kRows) run_block<kGate, kRows, kDK>(source, target, p, r);
+}
+
+// The usual head sizes are compiled in: the addresses of a block's rows are then constants away from one
+// pointer.
 template <Gate kGate, typename Source, typename Target>
 inline void run_pass(const Source* source, Target* target, const Pass& p) {
-  int64_t r = 0;
-  for (; r + kRows <= p.rows; r += kRows) run_block<kGate, kRows>(source, target, p, r);
-  for (; r < p.rows; ++r) run_block<kGate, 1>(source, target, p, r);
+  switch (p.DK) {
+    case 64:
+      run_blocks<kGate, 64>(source, target, p);
+      break;
+    case 128:
+      run_blocks<kGate, 128>(source, target, p);
+      break;
+    case 256:
+      run_blocks<kGate, 256>(source, target, p);
+      break;
+    default:
+      run_blocks<kGate, 0>(source, target, p);
+  }
+  for (int64_t r = p.rows / kRows * kRows; r < p.rows; ++r) run_block<kGate, 1, 0>(source, target, p, r);
 }
 
 template <Gate kGate>

@@ -14,7 +14,7 @@ namespace specdec::cpu::SPECDEC_ISA {
 
 namespace {
 
-constexpr int64_t kTileBytes = 24 * 1024;    // of float32 state: leaves room in L1 for k and q
+constexpr int64_t kTileBytes = 16 * 1024;    // of float32 state: leaves room in L1 for k and q
 constexpr int64_t kStreamBytes = 64 * 1024;  // of a tile that is read once
 
 // What a thread prepared for its current sequence and head.
@@ -206,7 +206,17 @@ class Verifier {
         const int64_t n = children[c] - prefix_;
         probes[c] = Probe{w.stage.k + n * DK, w.stage.q + n * DK, w.stage.decay + n * decays_};
       }
-      const Pass pass{DK, rows, row, factors, step.factors, probes, step.children, w.sk, w.sq, sum_stride_};
+      const Pass pass{DK,
+                      rows,
+                      row,
+                      factors,
+                      step.factors,
+                      probes,
+                      step.children,
+                      w.sk,
+                      w.sq,
+                      sum_stride_,
+                      ahead_of(durable, rows, i, plan)};
       if (i == 0 && s.pending_count > 0) {
         Pass fold = pass;
         fold.factors = w.pending;
@@ -223,6 +233,19 @@ class Verifier {
                 w.sk + c * sum_stride_, w.sq + c * sum_stride_);
       }
     }
+  }
+
+  // A lone pass streams and fetches its next block. Where more passes follow, they share the rows of the next
+  // tile, which lies behind this one.
+  Ahead ahead_of(const State* durable, int64_t rows, int i, const VerifyPlan& plan) const {
+    const int64_t DK = p_.rec.DK;
+    const int passes = plan.steps_count - 1;
+    if (passes == 0) return {reinterpret_cast<const char*>(durable + kRows * DK), kRows};
+    const int64_t share = (kRows + passes - 1) / passes;
+    const int64_t first = (i - 1) * share;
+    if (i == 0 || first >= kRows) return {};
+    return {reinterpret_cast<const char*>(durable + (rows + first) * DK),
+            share < kRows - first ? share : kRows - first};
   }
 
   // Factors that do not depend on the value row: the first tile of a head writes them.

@@ -1,5 +1,5 @@
-// A random verification problem: inputs, trees and buffers behind a VerifyParams, poisoned wherever a kernel must not
-// look, and the same problem worked out in float64 by stepping along every path.
+// A random verification problem: inputs, trees and buffers behind a VerifyParams, poisoned wherever a kernel
+// must not look, and the same problem worked out in float64 by stepping along every path.
 #pragma once
 
 #include <cmath>
@@ -44,7 +44,9 @@ struct Buffer {
     }
   }
   void* data() { return dtype == DType::kFloat32 ? static_cast<void*>(f32.data()) : half.data(); }
-  const void* data() const { return dtype == DType::kFloat32 ? static_cast<const void*>(f32.data()) : half.data(); }
+  const void* data() const {
+    return dtype == DType::kFloat32 ? static_cast<const void*>(f32.data()) : half.data();
+  }
   size_t bytes() const { return f32.size() * 4 + half.size() * 2; }
   double operator[](int64_t i) const { return widen(data(), dtype, i); }
   void set(int64_t i, float x) {
@@ -168,8 +170,10 @@ struct Problem {
   // Runs p (its output pointers are set here).
   Outputs run(VerifyParams p, Status expected = Status::kOk) const {
     const int64_t rows = shape.B * p.N;
-    Outputs o{Buffer(shape.dtype, rows * shape.HV * shape.DV), Buffer(DType::kFloat32, rows * shape.HK * shape.DK),
-              Buffer(DType::kFloat32, rows * shape.HV * shape.DV), Buffer(DType::kFloat32, rows * shape.HV * decays)};
+    Outputs o{Buffer(shape.dtype, rows * shape.HV * shape.DV),
+              Buffer(DType::kFloat32, rows * shape.HK * shape.DK),
+              Buffer(DType::kFloat32, rows * shape.HV * shape.DV),
+              Buffer(DType::kFloat32, rows * shape.HV * decays)};
     p.out = o.out.data();
     p.k_out = o.k.f32.data();
     p.u_out = o.u.f32.data();

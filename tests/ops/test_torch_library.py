@@ -81,14 +81,16 @@ class Rounds(torch.nn.Module):
         return first + second.sin() + third
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compile(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("aot_eager", None), ("aot_eager", True), ("inductor", None)]
+)
+def test_compile(backend: str, dynamic: bool | None) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a compiler")
     case, tokens = plain()
     eager_state, compiled_state = case.state[:2].clone(), case.state[:2].clone()
     want = Rounds()(*tokens, eager_state)
-    out = torch.compile(Rounds(), fullgraph=True, backend=backend)(*tokens, compiled_state)
+    out = torch.compile(Rounds(), fullgraph=True, backend=backend, dynamic=dynamic)(*tokens, compiled_state)
     assert torch.equal(compiled_state, eager_state)
     # Inductor's own sine is not eager's to the last bit; the operators' results are.
     torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6)

@@ -10,6 +10,8 @@ slots. The recurrence follows from what is given: `g` None, per head or per key 
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 from torch import Tensor
 
@@ -195,9 +197,17 @@ def prefill(
 
 
 def _resolve(strategy: str, q: Tensor, v: Tensor, parents: Tensor | None, prefix: Prefix | None) -> int:
+    """The code of the strategy that the measured table names for this call's shape."""
     if q.dim() != 4 or v.dim() != 4:
-        return _STRATEGY_CODES["serial"]  # the operator says what is wrong
+        return 0  # the operator's own check will say what is wrong
     B, N, _, DK = q.shape
     HV, DV = v.shape[2:]
-    chosen = resolve(strategy, _ISA, B, N, HV, DK, DV, parents is not None, prefix is not None)
-    return _STRATEGY_CODES[chosen]
+    if torch.compiler.is_compiling():  # dynamic shapes: compile for this one, as the choice depends on it
+        B, N, HV, DK, DV = index(B), index(N), index(HV), index(DK), index(DV)
+    code: int = _code(strategy, B, N, HV, DK, DV, parents is not None, prefix is not None)
+    return code
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a look-up, not to be traced
+def _code(strategy: str, B: int, N: int, HV: int, DK: int, DV: int, tree: bool, prefix: bool) -> int:
+    return _STRATEGY_CODES[resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)]
