@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -149,6 +150,7 @@ def test_a_sampled_run_is_repeated_by_its_seed() -> None:
         (["generate", "x", "y"], ["y"]),
         (["generate", "--nonsense"], ["--nonsense"]),
         (["nonsense"], ["nonsense"]),
+        (["tune"], ["--kernels"]),
         (["bench", "--methods", "magic"], ["--methods", "magic", "reference"]),
         (["bench", "--batch", "0"], ["--batch"]),
         (["bench", "--prompts", "nowhere.json"], ["--prompts", "nowhere.json"]),
@@ -163,7 +165,7 @@ def test_errors_are_one_line_that_names_the_option(args: list[str], words: list[
 
 
 def test_help_has_an_example_everywhere() -> None:
-    for command in ([], ["generate"], ["bench"], ["info"]):
+    for command in ([], ["generate"], ["bench"], ["tune"], ["info"]):
         result = RUNNER.invoke(app, [*command, "--help"])
         assert result.exit_code == 0
         assert "Example: specdec" in result.stdout
@@ -175,6 +177,28 @@ def test_version_and_info() -> None:
     assert result.exit_code == 0
     for word in (__version__, "torch", "instruction set", "libspecdec_cpu", "portable", "CUDA", "threads"):
         assert word in result.stdout
+
+
+def test_tune_writes_the_users_table_and_info_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec.ops import strategy
+    from specdec.tuning import kernels
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    small = functools.partial(kernels.measure_strategies, batches=(1,), nodes=(2, 4), widths=(64,))
+    monkeypatch.setattr(kernels, "measure_strategies", small)
+    path = tmp_path / "specdec" / "strategy.json"
+    strategy.reload()
+    try:
+        assert str(path) not in RUNNER.invoke(app, ["info"]).stdout
+        result = RUNNER.invoke(app, ["tune", "--kernels", "--seconds", "0"])
+        assert result.exit_code == 0, result.output
+        assert f"{path}: 4 shapes for " in result.stdout
+        assert path.is_file()
+        assert str(path) in RUNNER.invoke(app, ["info"]).stdout
+    finally:
+        strategy.reload()  # the tables of other tests are those of the package
 
 
 def test_help_imports_no_torch() -> None:

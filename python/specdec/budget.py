@@ -22,6 +22,7 @@ class RoundCost:
     """
 
     memory: float = 0.97
+    _rounds: int = 0
     _weight: float = 0.0
     _nodes: float = 0.0
     _seconds: float = 0.0
@@ -32,6 +33,10 @@ class RoundCost:
         """Books a measured round. A measurement far above the estimate is an interruption, not a cost, and is
         cut.
         """
+        if self._rounds == 1:
+            # The first round ran with cold caches; beside warm rounds it would make nodes look free.
+            self._weight = self._nodes = self._seconds = self._nodes2 = self._cross = 0.0
+        self._rounds += 1
         if self._weight > 3.0:
             seconds = min(seconds, 3.0 * self(nodes))
         m = self.memory
@@ -52,11 +57,12 @@ class RoundCost:
         prior = 0.25
         prior_slope = PRIOR_SLOPE * t / (1.0 + PRIOR_SLOPE * (n - 1.0))
         slope = (self._cross / self._weight - n * t + prior * prior_slope) / (variance + prior)
-        slope = max(slope, 0.0)
+        slope = max(slope, LEAST_SLOPE * prior_slope)
         return max(t + slope * (nodes - n), 0.05 * t)
 
 
 PRIOR_SLOPE = 0.1  # of the time of a one-node round, per further node
+LEAST_SLOPE = 0.25  # of the prior slope: noise must not make nodes look free, for then rounds stay long
 
 
 @dataclass

@@ -31,10 +31,11 @@ def isa() -> str | None:
 
 def describe() -> str:
     """Processor, logical cores, threads, instruction set and torch version."""
+    threads = torch.get_num_threads()
     parts = [
         cpu_model(),
         f"{os.cpu_count()} logical cores",
-        f"{torch.get_num_threads()} threads",
+        "1 thread" if threads == 1 else f"{threads} threads",
         isa() or "no kernels",
         f"torch {torch.__version__}",
     ]

@@ -93,6 +93,7 @@ def write_plot(path: Path, machine: str, rows: Sequence[Row]) -> None:
         axes.set_title(f"batch {batch}", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.12)
-    panels[0].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, 1.3), ncols=3)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper left", frameon=False, fontsize=8, ncols=3)
     figure.supxlabel(machine, fontsize=7, color="0.4")
     figure.savefig(path, dpi=150)

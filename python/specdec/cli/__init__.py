@@ -1,4 +1,4 @@
-"""The command line: `specdec generate | bench | info`."""
+"""The command line: `specdec generate | bench | tune | info`."""
 
 from __future__ import annotations
 

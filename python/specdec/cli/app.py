@@ -192,6 +192,21 @@ def bench(
     raise typer.Exit(command.run(options))
 
 
+@app.command(epilog="Example: specdec tune --kernels")
+def tune(
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Measure which verification strategy is fastest at which shape.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time to measure for, about.")] = 120.0,
+) -> None:
+    """Measure this machine and keep the results for later runs."""
+    if not kernels:
+        raise ValueError("nothing to tune: give --kernels")
+    from specdec.cli import tune as command
+
+    command.run(seconds)
+
+
 @app.command(epilog="Example: specdec info")
 def info() -> None:
     """Print version, torch, instruction set and what is built."""

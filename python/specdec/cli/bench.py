@@ -12,7 +12,6 @@ from typing import Literal, cast
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec.acceptance.sampling import SamplingParams
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, MethodContender, ReferenceContender
@@ -21,6 +20,7 @@ from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
 from specdec.cli.errors import as_option
+from specdec.cli.progress import progress_bar
 from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_model
 from specdec.models.base import CausalLM
 from specdec.models.checkpoint import load_config, resolve_model
@@ -80,7 +80,7 @@ def run(options: Options) -> int:
     console.print(f"{options.max_new_tokens} tokens each, median of {options.repeats}\n")
     measured: list[Measured] = []
     rows: list[dict[str, object]] = []
-    with _progress() as progress:
+    with progress_bar() as progress:
         total = sum(len(u) for u in units.values()) * contenders.count * options.repeats
         task = progress.add_task("", total=total)
         for batch in batches:
@@ -213,18 +213,3 @@ class _Contenders:
                 )
             )
         return made
-
-
-def _progress() -> Progress:
-    """On stderr, gone when done; silent where stderr is no terminal."""
-    console = Console(file=sys.stderr)
-    return Progress(
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )

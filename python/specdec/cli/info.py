@@ -45,6 +45,20 @@ def _builds() -> str:
     return ", ".join(cpu_isa_builds())
 
 
+def _strategy_table() -> str:
+    """Which measured table chooses the verification strategy on this machine."""
+    try:
+        from specdec.ops import cpu_isa, strategy
+    except ImportError:
+        return "none"
+    user = strategy.user_table_path()
+    if user.exists() and cpu_isa() in strategy.read_tables(user):
+        return f"{user} (of `specdec tune --kernels`)"
+    shipped = strategy.read_tables(strategy.shipped_table_path())
+    measured = "measured" if cpu_isa() in shipped else "measured on other instruction sets"
+    return f"{strategy.shipped_table_path()} (shipped, {measured})"
+
+
 def _rows() -> list[tuple[str, str]]:
     return [
         ("specdec", __version__),
@@ -54,5 +68,6 @@ def _rows() -> list[tuple[str, str]]:
         ("threads", str(torch.get_num_threads())),
         *[("library", line) for line in _libraries()],
         ("CUDA", "not built"),
+        ("strategy table", _strategy_table()),
         ("embedded models", ", ".join(embedded_models()) or "none"),
     ]
