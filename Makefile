@@ -1,9 +1,9 @@
-# make run and make test work in a fresh clone; both prepare .venv first. An activated environment of your own is used as
-# PYTHON=... make build VENV= would: see README.
+# make run and make test work in a fresh clone; both prepare .venv first, from the interpreter PYTHON.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
 STAMP := $(VENV)/.built
 SOURCES := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
 

@@ -33,6 +33,9 @@ class CMakeBuild(build_ext):
         library_dir = package / "_lib"
         build_dir = ROOT / "build" / "cmake"
         build_dir.mkdir(parents=True, exist_ok=True)
+        # cmake and ninja may come from pip, beside an interpreter whose environment is not activated.
+        scripts = str(Path(sys.executable).parent)
+        env = {**os.environ, "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")])}
         subprocess.run(
             [
                 "cmake",
@@ -46,9 +49,10 @@ class CMakeBuild(build_ext):
                 f"-DSPECDEC_LIBRARY_DIR={library_dir}",
             ],
             check=True,
+            env=env,
         )
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
-        subprocess.run(["cmake", "--build", str(build_dir), "--parallel", jobs], check=True)
+        subprocess.run(["cmake", "--build", str(build_dir), "--parallel", jobs], check=True, env=env)
 
     def get_outputs(self) -> list[str]:
         return []
