@@ -1,5 +1,4 @@
-# make run and make test work in a fresh clone; both prepare .venv first. An activated environment of your own is used as
-# PYTHON=... make build VENV= would: see README.
+# make run and make test work in a fresh clone; both prepare .venv first.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
