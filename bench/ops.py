@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from specdec import ops
+from specdec.bench.machine import cpu_model
 from specdec.ops import Factors, Pending, reference
 from torch import Tensor
 
@@ -34,13 +34,8 @@ STRATEGIES = ("serial", "hybrid", "solve")
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        name = lines[0].split(":", 1)[1].strip() if lines else name
     return {
-        "cpu": name,
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "isa": ops.cpu_isa(),

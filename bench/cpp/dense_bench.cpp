@@ -23,8 +23,8 @@ void linear(benchmark::State& state, DType dtype) {
   std::mt19937 engine(1);
   std::normal_distribution<float> normal;
   for (float& v : x) v = normal(engine);
-  std::vector<char> weights(copies * bytes,
-                            0x3c);  // 0x3c3c is 0.0115 as bfloat16, 0x3c3c3c3c much the same as float32
+  // 0x3c3c is 0.0115 as bfloat16, 0x3c3c3c3c much the same as float32.
+  std::vector<char> weights(copies * bytes, 0x3c);
   specdec::LinearParams p;
   p.K = K;
   p.N = N;

@@ -3,7 +3,7 @@
 //   verify_<strategy>/N    one verification of N tokens, a chain
 //   prefill/T/channel      one prefill of T tokens
 //   prefill_by_steps/T     the same tokens by single-token verifications, each with the commit of the one
-//   before
+//                          before
 #include <benchmark/benchmark.h>
 
 #include <random>

@@ -3,8 +3,8 @@
 //
 // exact  applies them in token order with the operations of the step: bit-equal to decoding the tokens.
 // fast   closed form: the decays of the path are multiplied first, S <- A S + sum_j u_j (w_j o k_j)^T, where
-// A is the
-//        decay of the whole path and w_j that of the tokens after j. Half the operations, another rounding.
+//        A is the decay of the whole path and w_j that of the tokens after j. Half the operations, another
+//        rounding.
 #include "parallel.h"
 #include "path.h"
 #include "recurrence.h"

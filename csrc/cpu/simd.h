@@ -1,8 +1,7 @@
 // One vector type, three instruction sets. A kernel file includes this header and is compiled once per
 // instruction set with SPECDEC_ISA defined to `avx512`, `avx2` or `portable`; everything lives in a namespace
 // of that name, so that the linker can never merge an AVX-512 copy of a function into the path of a machine
-// without it. Contraction is off
-// (-ffp-contract=off): a multiply-add is fused exactly where `fma` is written.
+// without it. Contraction is off (-ffp-contract=off): a multiply-add is fused exactly where `fma` is written.
 #pragma once
 
 #include <cmath>
@@ -21,7 +20,7 @@
 #endif
 
 #ifndef SPECDEC_ISA
-#error "kernel files are compiled through specdec_add_cpu_kernels (CMakeLists.txt), which defines SPECDEC_ISA"
+#error "kernel files are built through SPECDEC_CPU_KERNELS (CMakeLists.txt), which defines SPECDEC_ISA"
 #endif
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -208,8 +207,7 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-// Without a fused instruction std::fma is a slow library call; multiply and add, in scalars and vectors
-// alike.
+// Without a fused instruction std::fma is a slow library call: multiply and add, in scalars as in vectors.
 inline Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
 inline float fma(float a, float b, float c) { return a * b + c; }
 #endif
@@ -237,8 +235,8 @@ inline void store(f16* p, Vec a) {
   for (int i = 0; i < Vec::kWidth; ++i) p[i] = from_float<f16>(lanes[i]);
 }
 
-// Calls f with a value of the element type that `dtype` names, e.g. visit_dtype(p.dtype, [&](auto tag) {
-// using T = ... }).
+// Calls f with a value of the element type that `dtype` names:
+//   visit_dtype(p.dtype, [&](auto tag) { using T = decltype(tag); ... })
 template <typename F>
 inline auto visit_dtype(DType dtype, F&& f) {
   switch (dtype) {

@@ -19,8 +19,8 @@ namespace specdec::cpu::SPECDEC_ISA {
 
 namespace {
 
-constexpr int64_t kTileRows =
-    64;  // at DK = 256 64 KB of state, in the second cache while the panels pass over it
+// At DK = 256 64 KB of state, in the second cache while the panels pass over it.
+constexpr int64_t kTileRows = 64;
 static_assert(kTileRows % kPanel == 0);
 
 class Solver {
@@ -33,8 +33,8 @@ class Solver {
         delta_(p.rec.update == Update::kDelta),
         channel_(p.rec.gate == Gate::kChannel) {
     const int64_t nodes = round_up(p.N, kBlock);
-    const int64_t columns =
-        round_up(2 * p.N, Vec::kWidth) + kBlock;  // of [Q; K], and a register block of zeros
+    // Of [Q; K], and a register block of zeros.
+    const int64_t columns = round_up(2 * p.N, Vec::kWidth) + kBlock;
     ld_ = round_up(p.N, Vec::kWidth);
     gram_ld_ = round_up(p.N, kPanel) + kPanel;
     int64_t size = 0;

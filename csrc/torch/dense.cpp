@@ -200,17 +200,16 @@ std::tuple<Tensor, Tensor> gated_delta_gates(Tensor a, Tensor b, Tensor A_log, T
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def("linear(Tensor x, Tensor weight, Tensor? bias, int out_features, Tensor? residual=None) -> Tensor");
   m.def(
-      "rms_norm_linear(Tensor x, Tensor norm_weight, float eps, Tensor weight, Tensor? bias, int "
-      "out_features, "
-      "Tensor? gate=None, Tensor? residual=None) -> Tensor");
+      "rms_norm_linear(Tensor x, Tensor norm_weight, float eps, Tensor weight, Tensor? bias, "
+      "int out_features, Tensor? gate=None, Tensor? residual=None) -> Tensor");
   m.def(
-      "swiglu_linear(Tensor x, Tensor weight, Tensor? bias, int out_features, Tensor? residual=None) -> "
-      "Tensor");
+      "swiglu_linear(Tensor x, Tensor weight, Tensor? bias, int out_features, "
+      "Tensor? residual=None) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor? gate=None) -> Tensor");
   m.def("swiglu(Tensor x) -> Tensor");
   m.def(
-      "gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, bool neg_eigval=False) -> "
-      "(Tensor, Tensor)");
+      "gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
+      "bool neg_eigval=False) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {

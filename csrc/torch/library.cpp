@@ -1,40 +1,36 @@
-// The schemas of every operator in the namespace `specdec`. Mutated arguments say so; defaults live here.
+// The schemas of the recurrences and of the convolution; those of the dense ops stand in dense.cpp. Mutated
+// arguments say so; defaults live in the Python wrappers.
 #include "tensor_args.h"
 
 // Optional tensors are absent where the Python argument is None. Without gate the returned g is an empty [0]
 // tensor: an operator's outputs are always tensors. `strategy`, `how` (a commit mode) and `activation` are
-// the values of the C++ enums.
+// values of the C++ enums.
 STABLE_TORCH_LIBRARY(specdec, m) {
   m.def(
-      "verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor state, Tensor? slots, Tensor? "
-      "parents, "
-      "Tensor? lengths, Tensor? prefix_k, Tensor? prefix_u, Tensor? prefix_g, Tensor? prefix_parents, float? "
-      "scale, "
+      "verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor state, Tensor? slots, "
+      "Tensor? parents, Tensor? lengths, Tensor? prefix_k, Tensor? prefix_u, Tensor? prefix_g, "
+      "Tensor? prefix_parents, float? scale, bool qk_l2norm, "
+      "int strategy) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
+  m.def(
+      "verify_deferred(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, "
+      "Tensor? slots, Tensor? parents, Tensor? lengths, Tensor pending_k, Tensor pending_u, "
+      "Tensor? pending_g, Tensor? pending_path, Tensor? pending_path_lengths, float? scale, "
       "bool qk_l2norm, int strategy) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
   m.def(
-      "verify_deferred(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor? "
-      "slots, "
-      "Tensor? parents, Tensor? lengths, Tensor pending_k, Tensor pending_u, Tensor? pending_g, Tensor? "
-      "pending_path, "
-      "Tensor? pending_path_lengths, float? scale, bool qk_l2norm, int strategy) -> (Tensor out, Tensor k, "
-      "Tensor u, "
-      "Tensor g)");
-  m.def(
-      "commit(Tensor(a!) state, Tensor k, Tensor u, Tensor? g, Tensor? path, Tensor? path_lengths, Tensor? "
-      "slots, "
-      "int how) -> ()");
+      "commit(Tensor(a!) state, Tensor k, Tensor u, Tensor? g, Tensor? path, Tensor? path_lengths, "
+      "Tensor? slots, int how) -> ()");
   m.def(
       "prefill(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor? slots, "
       "Tensor? lengths, Tensor? cu_seqlens, float? scale, bool qk_l2norm) -> Tensor");
   m.def(
-      "conv_verify(Tensor x, Tensor weight, Tensor? bias, Tensor conv_state, Tensor? slots, Tensor? parents, "
-      "Tensor? lengths, Tensor? prefix_x, Tensor? prefix_parents, int activation) -> Tensor");
-  m.def(
-      "conv_verify_deferred(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) conv_state, Tensor? slots, "
-      "Tensor? parents, Tensor? lengths, Tensor pending_x, Tensor? pending_path, Tensor? "
-      "pending_path_lengths, "
+      "conv_verify(Tensor x, Tensor weight, Tensor? bias, Tensor conv_state, Tensor? slots, "
+      "Tensor? parents, Tensor? lengths, Tensor? prefix_x, Tensor? prefix_parents, "
       "int activation) -> Tensor");
   m.def(
-      "conv_commit(Tensor(a!) conv_state, Tensor x, Tensor? path, Tensor? path_lengths, Tensor? slots) -> "
-      "()");
+      "conv_verify_deferred(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) conv_state, Tensor? slots, "
+      "Tensor? parents, Tensor? lengths, Tensor pending_x, Tensor? pending_path, "
+      "Tensor? pending_path_lengths, int activation) -> Tensor");
+  m.def(
+      "conv_commit(Tensor(a!) conv_state, Tensor x, Tensor? path, Tensor? path_lengths, "
+      "Tensor? slots) -> ()");
 }

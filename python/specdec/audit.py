@@ -18,7 +18,9 @@ class CacheAuditor(RoundObserver):
     time.
 
     The comparison is bit for bit: state and convolution window of every layer. It costs a second decoding, so
-    it is for tests and for debugging a model or a drafter.
+    it is for tests and for debugging a model or a drafter. Reading the cache settles what is pending, so an
+    audited loop folds nothing in during the next verification: it checks factors and paths, not that way of
+    committing them.
 
     Args:
         model: the target of the loop under audit.

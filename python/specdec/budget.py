@@ -12,6 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+PRIOR_SLOPE = 0.1  # of the time of a one-node round, per further node
+LEAST_SLOPE = 0.25  # of the prior slope: noise must not make nodes look free, for then rounds stay long
+# Drafting must promise this much more than plain decoding: estimates are noisy, and wrong drafts cost.
+MARGIN = 0.03
+
 
 @dataclass
 class RoundCost:
@@ -59,10 +64,6 @@ class RoundCost:
         slope = (self._cross / self._weight - n * t + prior * prior_slope) / (variance + prior)
         slope = max(slope, LEAST_SLOPE * prior_slope)
         return max(t + slope * (nodes - n), 0.05 * t)
-
-
-PRIOR_SLOPE = 0.1  # of the time of a one-node round, per further node
-LEAST_SLOPE = 0.25  # of the prior slope: noise must not make nodes look free, for then rounds stay long
 
 
 @dataclass
@@ -176,7 +177,3 @@ class DraftBudget:
     def observe_acceptance(self, confidence: float | None, drafted_depth: int, accepted: int) -> None:
         """Books a proposal of depth `drafted_depth` of which `accepted` tokens were right."""
         self.acceptance.observe(confidence_bucket(confidence), accepted, int(accepted < drafted_depth))
-
-
-# Drafting must promise this much more than plain decoding: estimates are noisy, and wrong drafts cost.
-MARGIN = 0.03

@@ -49,9 +49,8 @@ def test_golden_logits(model, entry):
     """Every row of the prompt, verified as chains, against a float64 implementation that shares no code.
 
     Tolerance: logits of magnitude up to 20 through ten layers, each a few sums of up to 512 float32 products;
-        the error
-    grows like a random walk over about 60 such sums of relative error sqrt(512) * 2^-24, on a residual stream
-    that the final norm rescales: 20 * sqrt(60) * sqrt(512) * 2^-24 = 2.1e-4, doubled.
+    the error grows like a random walk over about 60 such sums of relative error sqrt(512) * 2^-24, on a
+    residual stream that the final norm rescales: 20 * sqrt(60) * sqrt(512) * 2^-24 = 2.1e-4, doubled.
     """
     tolerance = 4.2e-4
     cache = model.new_cache(1)

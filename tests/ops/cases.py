@@ -165,8 +165,7 @@ def tolerance(
     narrowest vector has four lanes) and folds four lanes: width / 4 + 4 roundings of half an epsilon, of
     terms that together are no larger than norm times norm. A step does two such sums and a handful of single
     operations, and since no gate and no beta exceeds 1 an error is carried on, not enlarged: so `steps` times
-    the roundings of a step, on numbers of the largest
-    size around. Then one rounding to `dtype`.
+    the roundings of a step, on numbers of the largest size around. Then one rounding to `dtype`.
     """
     finite = expected[expected.isfinite()].double().abs()
     size = float(finite.max()) if finite.numel() else 0.0

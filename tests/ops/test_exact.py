@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -287,9 +289,6 @@ test_every_split(CPU, "hybrid", "channel", "delta")
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_narrower_instruction_sets(isa: str) -> None:
     """The other builds keep the promise too, each for itself: between them bits may differ."""
-    import os
-    from pathlib import Path
-
     code = _NARROWER.format(path=[*sys.path, str(Path(__file__).resolve().parent.parent)], isa=isa)
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -151,9 +151,8 @@ def test_fast_drift(backend: Backend, record_property, capsys: pytest.CaptureFix
     """2000 rounds of `solve` and closed-form commits against float64: the error does not grow.
 
     The gates forget: with mean decay a over the tokens an error lives about 1 / (1 - a) tokens, so the drift
-        is bounded by
-    the roundings of that many steps, however many rounds there are. The bound below takes the slowest head's
-    mean gate.
+    is bounded by the roundings of that many steps, however many rounds there are. The bound below takes the
+    slowest head's mean gate.
     """
     if "solve" not in backend.strategies:
         pytest.skip("no solve strategy")

@@ -20,8 +20,7 @@ struct RowsView {
 // A weight [N, K] in panels of kPanelWidth outputs; outputs beyond N are zero rows.
 //   float32:  [panels, K, 32], output j of a panel at j.
 //   bfloat16: [panels, K, 16, 2], output j at [j, 0] and output j + 16 at [j, 1]: as one 32-bit word, the
-//   second
-//             is a float32 after masking and the first after a shift.
+//             second is a float32 after masking and the first after a shift.
 constexpr int64_t kPanelWidth = 32;
 
 // What `linear` does to a row of x before the product.

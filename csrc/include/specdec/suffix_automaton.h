@@ -107,8 +107,8 @@ class SuffixAutomaton {
     int32_t length = 0;  // of its longest string
     int32_t link = -1;
     int32_t first_edge = -1;
-    int32_t end =
-        -1;  // where its strings occurred last; kept for states with a string of at most max_match + 1 tokens
+    // Where its strings occurred last; kept for states with a string of at most max_match + 1 tokens.
+    int32_t end = -1;
   };
   struct Edge {
     int32_t state, token, target, next;

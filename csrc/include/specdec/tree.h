@@ -16,13 +16,6 @@
 
 namespace specdec {
 
-// Files that are compiled once per instruction set must not share inline functions: the linker would keep one
-// copy, maybe one with instructions that the machine lacks. For the same reason nothing here instantiates a
-// standard container.
-#ifdef SPECDEC_ISA
-inline namespace SPECDEC_ISA {
-#endif
-
 // What is wrong with a parents array; `ok()` where nothing is.
 struct TreeError {
   enum class Kind : int32_t { kNone, kNodes, kParent };
@@ -78,8 +71,8 @@ inline TreeError check_parents(const Int* parents, int64_t nodes, int64_t first_
 // beyond `nodes`, `chains` and `waves` are indeterminate.
 struct TreeSchedule {
   static constexpr int kMaxNodes = kMaxSolveNodes;
-  static constexpr int kMaxWaves =
-      8;  // w waves take 2^w - 1 nodes: a light child has a sibling of at least its size
+  // w waves take 2^w - 1 nodes: a light child has a sibling of at least its size.
+  static constexpr int kMaxWaves = 8;
   static_assert((1 << kMaxWaves) - 1 <= kMaxNodes && kMaxNodes < (2 << kMaxWaves) - 1, "kMaxWaves is stale");
 
   int32_t nodes = 0, chains = 0, waves = 0;
@@ -89,19 +82,18 @@ struct TreeSchedule {
   int32_t depth[kMaxNodes];        // a root has 0
   int32_t size[kMaxNodes];         // nodes of the subtree, itself included
   int32_t heavy[kMaxNodes];        // the child that continues the chain; -1: a leaf
-  int32_t light_count[kMaxNodes];  // children that start chains of their own: > 0 means that the state must
-                                   // be kept
+  int32_t light_count[kMaxNodes];  // children that start chains of their own; > 0: the state must be kept
   int32_t level[kMaxNodes];        // wave of the node's chain
   int32_t chain_of[kMaxNodes];
   int32_t order[kMaxNodes];     // depth first, light children before the heavy one
   int32_t position[kMaxNodes];  // order[position[i]] == i
 
-  int32_t chain_begin[kMaxNodes +
-                      1];  // chain c is chain_nodes[chain_begin[c] .. chain_begin[c + 1]), root to leaf
+  // Chain c is chain_nodes[chain_begin[c] .. chain_begin[c + 1]), root to leaf.
+  int32_t chain_begin[kMaxNodes + 1];
   int32_t chain_nodes[kMaxNodes];
   int32_t chain_parent[kMaxNodes];  // the node whose state chain c starts from; -1: the committed state
-  int32_t
-      wave_begin[kMaxWaves + 1];  // wave w is the chains wave_begin[w] .. wave_begin[w + 1), by first node
+  // Wave w is the chains wave_begin[w] .. wave_begin[w + 1), by first node.
+  int32_t wave_begin[kMaxWaves + 1];
 
   // Row i is `words` words at ancestors + i * words: bit j is set iff j is i or an ancestor of i.
   uint64_t ancestors[kMaxNodes * (kMaxNodes / 64)];
@@ -150,8 +142,8 @@ struct TreeSchedule {
       if (p < 0) continue;
       size[p] += size[i];
       ++light_count[p];
-      if (heavy[p] < 0 || size[i] >= size[heavy[p]])
-        heavy[p] = i;  // descending: a tie goes to the smaller index
+      // i descends, so a tie goes to the smaller index.
+      if (heavy[p] < 0 || size[i] >= size[heavy[p]]) heavy[p] = i;
     }
   }
 
@@ -224,9 +216,5 @@ struct TreeSchedule {
     }
   }
 };
-
-#ifdef SPECDEC_ISA
-}  // namespace SPECDEC_ISA
-#endif
 
 }  // namespace specdec

@@ -13,8 +13,7 @@ enum class Update : int32_t { kAdditive, kDelta };     // write v, or beta (v - 
 
 enum class Strategy : int32_t { kSerial, kHybrid, kSolve, kExact, kAuto };
 
-// How a commit computes: token by token with the decode step's own operations, or as one small matrix
-// product.
+// How a commit computes: token by token with the operations of the step, or as one small matrix product.
 enum class CommitMode : int32_t { kExact, kFast };
 
 enum class Activation : int32_t { kNone, kSilu };

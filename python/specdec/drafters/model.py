@@ -32,11 +32,14 @@ class _Slot:
     """A sequence's drafter-side bookkeeping.
 
     Attributes:
+        prompt: its prompt.
         unseen: emitted tokens that are not in the drafter's state and have no factors; the last is the
             round's root.
         row: its row in the round being drafted, or -1.
+        roots: emitted tokens at the start of that row, the unseen ones when it began.
         fed: draft tokens of that round that the drafter has run (all but the last one proposed).
         committed: nodes of its row to commit, once the target has decided.
+        history: what the repetition penalty counts; None where there is none.
     """
 
     prompt: Sequence[int]

@@ -1,8 +1,9 @@
 """Operators of the recurrences, of the short convolution and of the dense layers around them.
 
 Importing this package loads the operator library and registers the namespace `specdec` with torch. The raw
-operators are `torch.ops.specdec.*`; `specdec.ops.reference` has the same functions in plain PyTorch and
-float64.
+operators are `torch.ops.specdec.*`. Every one has a twin in plain PyTorch and float64: in
+`specdec.ops.reference` those of the recurrences and of the convolution, in `specdec.ops.dense` those of the
+dense layers (`linear_reference`, ...).
 """
 
 from specdec.ops._load import cpu_isa

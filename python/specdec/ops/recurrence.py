@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.ops import _fakes  # noqa: F401  loads the library, declares the operators' fakes
 from specdec.ops._errors import argument_error
 from specdec.ops._load import cpu_isa
-from specdec.ops.strategy import resolve
+from specdec.ops.strategy import resolve, resolve_shapes
 from specdec.ops.types import Factors, Pending, Prefix
 
 # Bound once: the attribute walk torch.ops.specdec.<op>.default costs more than the checks of a call.
@@ -200,12 +200,12 @@ def _resolve(strategy: str, q: Tensor, v: Tensor, parents: Tensor | None, prefix
     """The code of the strategy that the measured table names for this call's shape."""
     if q.dim() != 4 or v.dim() != 4:
         return 0  # the operator's own check will say what is wrong
-    B, N, _, DK = q.shape
-    HV, DV = v.shape[2:]
+    tree, prefixed = parents is not None, prefix is not None
     if torch.compiler.is_compiling():  # dynamic shapes: compile for this one, as the choice depends on it
-        B, N, HV, DK, DV = index(B), index(N), index(HV), index(DK), index(DV)
-    code: int = _code(strategy, B, N, HV, DK, DV, parents is not None, prefix is not None)
-    return code
+        B, N, HV, DK, DV = (index(size) for size in (*q.shape[:2], v.shape[2], q.shape[3], v.shape[3]))
+        code: int = _code(strategy, B, N, HV, DK, DV, tree, prefixed)
+        return code
+    return _STRATEGY_CODES[resolve_shapes(strategy, _ISA, q.shape, v.shape, tree, prefixed)]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a look-up, not to be traced

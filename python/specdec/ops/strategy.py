@@ -136,10 +136,22 @@ def resolve(
     return _resolve(isa, exact, B * HV, N, DK * DV, tree)
 
 
+@lru_cache(maxsize=4096)
+def resolve_shapes(
+    strategy: str, isa: str, q_shape: tuple[int, ...], v_shape: tuple[int, ...], tree: bool, prefix: bool
+) -> str:
+    """`resolve` for a call with q [B, N, HK, DK] and v [B, N, HV, DV]: one look-up for a call that came
+    before.
+    """
+    B, N, _, DK = q_shape
+    return resolve(strategy, isa, B, N, v_shape[2], DK, v_shape[3], tree, prefix)
+
+
 def reload() -> None:
     """Forgets the tables that were read: the next `resolve` reads them again."""
     _tables.cache_clear()
     _resolve.cache_clear()
+    resolve_shapes.cache_clear()
 
 
 @lru_cache(maxsize=4096)
