@@ -43,17 +43,32 @@ def machine() -> dict[str, Any]:
     }
 
 
+PAUSE = 0.02  # seconds
+CALLS_A_TURN = 5
+
+
 def interleaved(functions: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median microseconds of each function; they take turns for `seconds`, at least 5 turns."""
+    """Median microseconds of each function; they take turns for `seconds`, at least 5 turns.
+
+    The order rotates. In a turn a function runs several times, as a loop would call it, after a pause in
+    which the threads of the library before go to sleep (they spin for milliseconds) and a call that is not
+    timed.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
+    order = list(functions)
     stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop or len(times[next(iter(times))]) < 5:
-        for name, function in functions.items():
-            begin = time.perf_counter()
+    turns = 0
+    while time.perf_counter() < stop or turns < 5:
+        for name in order:
+            function = functions[name]
+            time.sleep(PAUSE)
             function()
-            times[name].append((time.perf_counter() - begin) * 1e6)
+            for _ in range(CALLS_A_TURN):
+                begin = time.perf_counter()
+                function()
+                times[name].append((time.perf_counter() - begin) * 1e6)
+        order.append(order.pop(0))
+        turns += 1
     return {name: statistics.median(values) for name, values in times.items()}
 
 

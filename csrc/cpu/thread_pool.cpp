@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -22,7 +23,10 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int kMaxThreads = 64;
-constexpr int kSpins = 4000;  // 100 to 300 us: the next op of a decoding layer comes sooner
+// Long enough to meet the next op of a decoding layer, which comes within 10 us, and short enough to sleep
+// when other libraries' threads want the core: a thread that slept is scheduled at once when it is woken.
+constexpr std::chrono::microseconds kSpin{50};
+constexpr int kSpinsBetweenClocks = 16;
 
 thread_local bool inside = false;  // this thread runs a body now
 
@@ -32,6 +36,19 @@ inline void relax() {
 #else
   std::this_thread::yield();
 #endif
+}
+
+// Waits for `done` without giving up the core, for kSpin at most; returns whether it came.
+template <typename Done>
+bool spin_until(Done done) {
+  const auto stop = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < kSpinsBetweenClocks; ++i) {
+      if (done()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < stop);
+  return false;
 }
 
 class Pool {
@@ -59,12 +76,8 @@ class Pool {
     inside = false;
     // Sequentially consistent on both sides: a worker that misses this store is seen in `busy_`.
     open_.store(false);
-    for (int spins = 0; busy_.load() > 0; ++spins) {
-      if (spins < kSpins) {
-        relax();
-      } else {
-        std::this_thread::yield();
-      }
+    if (!spin_until([this] { return busy_.load() == 0; })) {
+      while (busy_.load() > 0) std::this_thread::yield();
     }
   }
 
@@ -101,12 +114,9 @@ class Pool {
 
   // Returns with a new epoch in `seen`.
   void wait_for_work(uint64_t& seen) {
-    for (int spins = 0; spins < kSpins; ++spins) {
-      if (const uint64_t now = epoch_.load(); now != seen) {
-        seen = now;
-        return;
-      }
-      relax();
+    if (spin_until([&] { return epoch_.load() != seen; })) {
+      seen = epoch_.load();
+      return;
     }
     std::unique_lock<std::mutex> lock(sleep_);
     sleeping_.fetch_add(1);

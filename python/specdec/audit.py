@@ -5,6 +5,7 @@ alone gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 
@@ -18,9 +19,8 @@ class CacheAuditor(RoundObserver):
     time.
 
     The comparison is bit for bit: state and convolution window of every layer. It costs a second decoding, so
-    it is for tests and for debugging a model or a drafter. Reading the cache settles what is pending, so an
-    audited loop folds nothing in during the next verification: it checks factors and paths, not that way of
-    committing them.
+    it is for tests and for debugging a model or a drafter. What is pending is committed in a copy, so that
+    the audited loop goes on folding it in during its next verification, whose result is checked then.
 
     Args:
         model: the target of the loop under audit.
@@ -39,6 +39,7 @@ class CacheAuditor(RoundObserver):
     def after_round(self, cache: DecodingCache, sequences: Sequence[Sequence_]) -> None:
         """Brings the shadow up to every emitted token but the last of each sequence, and compares."""
         self.rounds += 1
+        cache = deepcopy(cache)
         for sequence in sequences:
             slot, tokens = sequence.slot, sequence.result.tokens
             index, done = self._seen.get(slot, (-1, 0))

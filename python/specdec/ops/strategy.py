@@ -140,11 +140,10 @@ def resolve(
 def resolve_shapes(
     strategy: str, isa: str, q_shape: tuple[int, ...], v_shape: tuple[int, ...], tree: bool, prefix: bool
 ) -> str:
-    """`resolve` for a call with q [B, N, HK, DK] and v [B, N, HV, DV]: one look-up for a call that came
-    before.
-    """
+    """`resolve` for q [B, N, HK, DK] and v [B, N, HV, DV]; one look-up where the shapes came before."""
     B, N, _, DK = q_shape
-    return resolve(strategy, isa, B, N, v_shape[2], DK, v_shape[3], tree, prefix)
+    name: str = resolve(strategy, isa, B, N, v_shape[2], DK, v_shape[3], tree, prefix)
+    return name
 
 
 def reload() -> None:
