@@ -248,6 +248,58 @@ def test_stdin_that_is_not_utf8_is_an_error() -> None:
     assert b"UTF-8" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ("generate $'\\xff\\xfe'", "prompt: not UTF-8"),
+        ("generate x --stop $'\\xff'", "--stop: not UTF-8"),
+        ("generate <&-", "stdin is closed"),
+        ("generate x >&-", "stdout is closed"),
+        ("info >&-", "stdout is closed"),
+    ],
+)
+def test_what_the_shell_may_hand_over_is_one_line(arguments: str, word: str) -> None:
+    script = f'"{sys.executable}" -m specdec {arguments}'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert word in done.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("two\nlines")])
+def test_errors_of_the_machine_are_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec.cli import info
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(info, "run", fail)
+    assert _error("info") in ("specdec: error: MemoryError", "specdec: error: two lines")
+
+
+def test_outputs_are_tried_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec.cli import bench
+    from specdec.tuning import kernels
+
+    def measure(*args: object, **kwargs: object) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(kernels, "measure_point", measure)
+    monkeypatch.setattr(bench, "measure", measure)
+    file = tmp_path / "file"
+    file.write_text("kept")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    assert str(file) in _error("tune", "--kernels", "--seconds", "0")
+    dangling = tmp_path / "dangling.png"
+    dangling.symlink_to(tmp_path / "nowhere" / "x.png")  # in a directory that can be written
+    for option in ("--json", "--plot"):
+        assert f"{option}: cannot write" in _error("bench", option, str(dangling))
+    assert file.read_text() == "kept"
+
+
 def test_bundled_prompts_are_of_four_kinds_and_fit_the_model(tokenizer: Tokenizer) -> None:
     from specdec.bench.prompts import load_prompts
 

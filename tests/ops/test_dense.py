@@ -241,6 +241,7 @@ def test_stacked_weights_give_the_outputs_of_each() -> None:
         (torch.zeros(3, 4, dtype=torch.float64), None, None, "weight"),
         (torch.zeros(3, 4), torch.float16, None, "dtype"),
         (torch.zeros(3, 4), None, torch.zeros(4), "bias"),
+        (torch.zeros(3, 4), None, torch.zeros(3, device="meta"), "bias"),
     ],
 )
 def test_pack_weight_errors(
@@ -339,6 +340,7 @@ def test_no_rows() -> None:
 
 WEIGHT = pack_weight(torch.ones(6, 4))
 ONES, ROWS = torch.ones(4), torch.ones(2, 4)
+META = torch.ones(6, device="meta")
 
 
 @pytest.mark.parametrize(
@@ -367,6 +369,14 @@ ONES, ROWS = torch.ones(4), torch.ones(2, 4)
         (lambda: gated_delta_gates(ROWS, ROWS[:1], ONES, ONES), "b"),
         (lambda: gated_delta_gates(ROWS, ROWS, torch.ones(3), ONES), "A_log"),
         (lambda: gated_delta_gates(ROWS, ROWS, ONES, ONES.half()), "dt_bias"),
+        # Of operands on two devices the operator's fake kernel would make an output of stray memory.
+        (lambda: linear(ROWS, PackedWeight(WEIGHT.data, META, 4, 6)), "bias"),
+        (lambda: linear(ROWS, WEIGHT, residual=META), "residual"),
+        (lambda: rms_norm_linear(ROWS, ONES, 1e-6, WEIGHT, gate=META), "gate"),
+        (lambda: swiglu_linear(torch.ones(2, 8), WEIGHT, residual=META), "residual"),
+        (lambda: rms_norm(ROWS, META, 1e-6), "weight"),
+        (lambda: rms_norm(ROWS, ONES, 1e-6, META), "gate"),
+        (lambda: gated_delta_gates(ROWS, META, ONES, ONES), "b"),
     ],
 )
 def test_errors_name_the_argument(call: Callable[[], object], name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,14 +141,27 @@ def _batches(text: str) -> list[int]:
 
 def _check_outputs(options: Options) -> None:
     """What would only fail after the measurement is refused before it."""
-    for name, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-            raise ValueError(f"{name}: cannot write {path}")
     if options.plot is not None:
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot: needs matplotlib (the package's extra 'plot')")
         if options.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ValueError(f"--plot: got {options.plot}, want a name that ends in .png, .svg or .pdf")
+    for name, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None:
+            try:
+                _open_for_writing(path)
+            except OSError as error:
+                raise ValueError(f"{name}: cannot write {path} ({error.strerror})") from None
+
+
+def _open_for_writing(path: Path) -> None:
+    """Raises OSError where that fails; leaves no file where there was none and keeps what is in it."""
+    path = path.resolve()  # of a link it is the target that is made and removed
+    existed = path.exists()
+    with path.open("ab"):
+        pass
+    if not existed:
+        path.unlink()
 
 
 def _units(prompts: list[Prompt], batch: int, tokenizer: Tokenizer) -> list[Unit]:

@@ -30,6 +30,8 @@ class CommandGroup(TyperGroup):
 
 
 def _guarded(command: Callable[[], Any]) -> int:
+    if sys.stdout is None:  # started with it closed
+        return _fail("stdout is closed")
     try:
         code = command()
         sys.stdout.flush()
@@ -41,7 +43,7 @@ def _guarded(command: Callable[[], Any]) -> int:
     except BrokenPipeError:
         _close_stdout()
         return BROKEN_PIPE
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
         return _fail(str(error) or type(error).__name__)
@@ -51,7 +53,8 @@ def _fail(message: str) -> int:
     line = " ".join(message.split())
     if len(line) > MAX_LINE:
         line = line[:MAX_LINE] + "..."
-    print(f"specdec: error: {line}", file=sys.stderr)
+    if sys.stderr is not None:  # None where it was closed from the start; print would take stdout
+        print(f"specdec: error: {line}", file=sys.stderr)
     return USAGE
 
 

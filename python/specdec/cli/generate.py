@@ -59,6 +59,8 @@ class Options:
 def run(prompt: str | None, options: Options) -> int:
     """Runs the command; returns the exit code: 0, or 130 when it was interrupted."""
     method, spec, sampling = _checked(options)
+    if prompt is not None:
+        _check_utf8("prompt", prompt)
     directory = resolve_model(options.model)
     config = load_config(directory)
     tokenizer = Tokenizer.from_directory(directory, config.bos_token_id)
@@ -114,10 +116,22 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         raise as_option(error) from None
     if "" in options.stop:
         raise ValueError("--stop: got an empty text, want at least one character")
+    for stop in options.stop:
+        _check_utf8("--stop", stop)
     return method, spec, sampling
 
 
+def _check_utf8(name: str, text: str) -> None:
+    """Bytes of the command line that are not UTF-8 arrive as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: not UTF-8 (character {error.start})") from None
+
+
 def _read_stdin() -> str:
+    if sys.stdin is None:  # started with it closed
+        raise ValueError("prompt: stdin is closed")
     if sys.stdin.isatty():
         print("specdec: the prompt comes from the terminal; end it with Ctrl-D", file=sys.stderr)
     try:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.ops._errors import argument_error
-from specdec.ops._fakes import _fake
+from specdec.ops._fakes import _check_devices, _fake
 
 _PANEL = 32  # specdec::kPanelWidth
 
@@ -25,6 +25,7 @@ _PANEL = 32  # specdec::kPanelWidth
 def _fake_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
 ) -> Tensor:
+    _check_devices(x, weight=weight, bias=bias, residual=residual)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -39,6 +40,7 @@ def _fake_rms_norm_linear(
     gate: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
+    _check_devices(x, norm_weight=norm_weight, weight=weight, bias=bias, gate=gate, residual=residual)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -46,11 +48,13 @@ def _fake_rms_norm_linear(
 def _fake_swiglu_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
 ) -> Tensor:
+    _check_devices(x, weight=weight, bias=bias, residual=residual)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
 @_fake("rms_norm")
 def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) -> Tensor:
+    _check_devices(x, weight=weight, gate=gate)
     return x.new_empty(x.shape)
 
 
@@ -63,6 +67,7 @@ def _fake_swiglu(x: Tensor) -> Tensor:
 def _fake_gated_delta_gates(
     a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, neg_eigval: bool = False
 ) -> tuple[Tensor, Tensor]:
+    _check_devices(a, b=b, A_log=A_log, dt_bias=dt_bias)
     return a.new_empty(a.shape, dtype=torch.float32), a.new_empty(a.shape, dtype=torch.float32)
 
 
@@ -150,6 +155,8 @@ def pack_weight(
     out_features, in_features = dense.shape
     if bias is not None and (bias.shape != (out_features,) or not bias.is_floating_point()):
         raise ValueError(f"bias: got {list(bias.shape)} {bias.dtype}, want a float tensor [{out_features}]")
+    if bias is not None and bias.device.type != "cpu":
+        raise ValueError(f"bias: got {bias.dtype} on {bias.device}, want a float tensor on the CPU")
     if dtype is None:
         lossless = torch.equal(dense.bfloat16().float(), dense)
         dtype = torch.bfloat16 if lossless else torch.float32
@@ -179,7 +186,7 @@ def linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -
         and the rounding to x's dtype.
 
     Raises:
-        ValueError: an argument has the wrong dtype or shape.
+        ValueError: an argument has the wrong dtype, shape or device.
     """
     y: Tensor
     try:
@@ -222,7 +229,7 @@ def rms_norm_linear(
         `[..., out]` in x's dtype.
 
     Raises:
-        ValueError: an argument has the wrong dtype or shape.
+        ValueError: an argument has the wrong dtype, shape or device.
     """
     y: Tensor
     try:
@@ -264,7 +271,7 @@ def swiglu_linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = 
         `[..., out]` in x's dtype.
 
     Raises:
-        ValueError: an argument has the wrong dtype or shape.
+        ValueError: an argument has the wrong dtype, shape or device.
     """
     y: Tensor
     try:
@@ -292,7 +299,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) 
         `[..., D]` in x's dtype, contiguous.
 
     Raises:
-        ValueError: an argument has the wrong dtype or shape.
+        ValueError: an argument has the wrong dtype, shape or device.
     """
     y: Tensor
     try:
@@ -352,7 +359,7 @@ def gated_delta_gates(
         both float32 `[..., HV]`, contiguous.
 
     Raises:
-        ValueError: an argument has the wrong dtype or shape.
+        ValueError: an argument has the wrong dtype, shape or device.
     """
     g: Tensor
     beta: Tensor

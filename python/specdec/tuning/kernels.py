@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,9 +50,13 @@ def measure_strategies(
 
     Raises:
         specdec.ops.strategy.TableError: `path` exists and is not a table.
+        OSError: no file can be written beside `path`; found out before anything is measured.
     """
     path = table.user_table_path() if path is None else path
     tables = table.read_tables(path) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
     shapes = [(B, N, D, tree) for D in widths for B in batches for N in nodes for tree in (False, True)]
     points: list[table.Point] = []
     for done, (B, N, D, tree) in enumerate(shapes, start=1):
