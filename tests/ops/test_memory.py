@@ -9,7 +9,6 @@ import pytest
 import torch
 from specdec import ops
 
-
 PROC = Path("/proc/self")
 
 
