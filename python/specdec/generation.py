@@ -39,8 +39,11 @@ class Request:
     def __post_init__(self) -> None:
         if len(self.prompt) < 1:
             raise ValueError("prompt: got no tokens, want at least one (the beginning-of-text token will do)")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: got {self.max_new_tokens}, want at least 1")
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens: got {self.max_new_tokens}, want an integer, at least 1")
+        for token in self.prompt:
+            if not isinstance(token, int):
+                raise ValueError(f"prompt: got {token!r}, want a sequence of int token ids")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ Requests beyond the slots wait; a finished sequence's slot goes to the next one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,6 +124,7 @@ class Loop:
         self._observer = observer
         self._free = list(range(slots))[::-1]
         self._active: list[Sequence_] = []
+        self._running = False
         self._slots = torch.empty(0, dtype=torch.int32)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
@@ -148,6 +150,9 @@ class Loop:
         return self._events(requests, filled)
 
     def _events(self, requests: Sequence[Request], results: list[Result]) -> Iterator[TokenEvent]:
+        if self._running:
+            raise ValueError("requests: this loop is decoding others; finish or close their stream first")
+        self._running = True
         waiting = deque(enumerate(requests))
         self.statistics = Statistics()
         try:
@@ -157,6 +162,7 @@ class Loop:
                 if self._active:
                     yield from self._round()
         finally:
+            self._running = False
             self._leave(list(self._active))
             self.cache.flush()
 
@@ -171,18 +177,13 @@ class Loop:
             result = results[index]
             result.seed = resolve_seed(request.sampling.seed)
             penalised = request.sampling.penalised
-            new.append(
-                Sequence_(
-                    index,
-                    self._free.pop(),
-                    request,
-                    result,
-                    PenaltyHistory(self.model.vocab_size, request.prompt) if penalised else None,
-                    request.stop() if request.stop is not None else None,
-                    _eos=frozenset() if request.ignore_eos else self.model.eos_token_ids,
-                )
-            )
-        self._enter(new)
+            history = PenaltyHistory(self.model.vocab_size, request.prompt) if penalised else None
+            stop = request.stop() if request.stop is not None else None
+            eos = frozenset() if request.ignore_eos else self.model.eos_token_ids
+            # Last, because what is above may raise: from here on leaving frees the slot.
+            sequence = Sequence_(index, self._free.pop(), request, result, history, stop, _eos=eos)
+            self._enter([sequence])
+            new.append(sequence)
         logits = self.model.prefill(
             [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new]
         )
@@ -198,6 +199,7 @@ class Loop:
                 sequence.result.seed,
                 sequence.position,
             ).next_token
+            _check_finite(float(logits[row].max()))
             tokens, reason = sequence.emit([first])
             if self.drafter is not None:
                 self.drafter.begin(sequence.slot, sequence.request.prompt)
@@ -217,9 +219,9 @@ class Loop:
         gone = {s.slot for s in sequences}
         self._active = [s for s in self._active if s.slot not in gone]
         self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
-        for slot in sorted(gone, reverse=True):
-            self._free.append(slot)
-            if self.drafter is not None:
+        self._free.extend(sorted(gone, reverse=True))
+        if self.drafter is not None:
+            for slot in sorted(gone):
                 self.drafter.end(slot)
 
     def _event(
@@ -267,7 +269,7 @@ class Loop:
         self._leave(finished)
         t6 = perf_counter()
 
-        self.budget.verify_cost.observe(batch.tokens.numel(), (t3 - t1) + (t4 - t3))
+        self.budget.verify_cost.observe(batch.tokens.numel(), t4 - t1)
         s = stats.seconds
         s.draft += (t1 - t0) + (t6 - t5)
         s.verify += t2 - t1
@@ -298,6 +300,7 @@ class Loop:
         ]
         start = perf_counter()
         proposals = drafter.propose(requests) if limit > 0 else [Proposal.empty()] * len(active)
+        self._check_proposals(requests, proposals)
         drafted = sum(len(p.tree) for p in proposals)
         if not free:
             budget.observe_draft(drafted, perf_counter() - start)
@@ -309,20 +312,42 @@ class Loop:
             proposals = [p if len(p.tree) <= worth else p.truncate(worth) for p in proposals]
         return proposals
 
+    def _check_proposals(self, requests: Sequence[DraftRequest], proposals: Sequence[Proposal]) -> None:
+        """A drafter's mistake is reported as the drafter's, before the target sees it."""
+        name = self.drafter.name if self.drafter is not None else ""
+        if len(proposals) != len(requests):
+            raise ValueError(f"drafter {name}: got {len(proposals)} proposals, want {len(requests)}")
+        vocab_size = self.model.vocab_size
+        for request, proposal in zip(requests, proposals, strict=True):
+            tokens = proposal.tree.tokens
+            if len(tokens) > request.max_nodes:
+                raise ValueError(
+                    f"drafter {name}: got {len(tokens)} nodes for slot {request.slot}, "
+                    f"want at most {request.max_nodes}"
+                )
+            if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+                raise ValueError(
+                    f"drafter {name}: got tokens from {min(tokens)} to {max(tokens)}, "
+                    f"want 0 to {vocab_size - 1}"
+                )
+
     def _accept(
         self, active: Sequence[Sequence_], proposals: Sequence[Proposal], batch: ProposalBatch, logits: Tensor
     ) -> tuple[list[list[int]], list[int]]:
         """Accepted node paths, root token included, and the token after each."""
         if all(_plain_greedy(s.request.sampling) for s in active):
-            path, lengths, tokens = accept_greedy(
-                logits.argmax(-1), batch.tokens, batch.parents, batch.lengths
-            )
-            rows = zip(path.tolist(), lengths.tolist(), strict=True)
-            return [row[:length] for row, length in rows], tokens.tolist()
-        paths, next_tokens = [], []
+            best, choice = logits.max(-1)  # [B, N]
+            path, lengths, tokens = accept_greedy(choice, batch.tokens, batch.parents, batch.lengths)
+            paths = [row[:length] for row, length in zip(path.tolist(), lengths.tolist(), strict=True)]
+            for row, accepted in enumerate(paths):
+                _check_finite(float(best[row, accepted[-1]]))
+            return paths, tokens.tolist()
+        sampled_paths: list[list[int]] = []
+        next_tokens = []
         for row, (sequence, proposal) in enumerate(zip(active, proposals, strict=True)):
             count = 1 + len(proposal.tree)
-            accepted = accept_sampled(
+            _check_finite(float(logits[row, :count].max()))
+            outcome = accept_sampled(
                 logits[row, :count],
                 [sequence.root, *proposal.tree.tokens],
                 proposal,
@@ -331,9 +356,9 @@ class Loop:
                 sequence.result.seed,
                 sequence.position,
             )
-            paths.append(accepted.path)
-            next_tokens.append(accepted.next_token)
-        return paths, next_tokens
+            sampled_paths.append(outcome.path)
+            next_tokens.append(outcome.next_token)
+        return sampled_paths, next_tokens
 
     def _commit(self, factors: Round, paths: Sequence[Sequence[int]]) -> None:
         lengths = torch.tensor([len(p) for p in paths], dtype=torch.int32)
@@ -368,6 +393,12 @@ class Loop:
             ]
             self.budget.observe_acceptance(sequence.shadow.confidence, 1, int(emitted[0] in roots))
         sequence.shadow = None
+
+
+def _check_finite(largest_logit: float) -> None:
+    """A maximum over logits is NaN where one of them is; an argmax would quietly be some token."""
+    if math.isnan(largest_logit):
+        raise ValueError("logits: the model gave NaN, want numbers; are its weights whole?")
 
 
 def _plain_greedy(sampling: SamplingParams) -> bool:

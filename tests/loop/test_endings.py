@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.oracle import OracleDrafter
+from specdec.drafters.proposal import Proposal, ProposalKind
 from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.tree import TokenTree
 
 from .models import random_model
 
@@ -101,6 +104,61 @@ def test_a_request_without_prompt_or_tokens_is_refused():
         Request([])
     with pytest.raises(ValueError, match="max_new_tokens: got 0"):
         Request([1], max_new_tokens=0)
+
+
+def test_a_request_of_wrong_types_is_refused():
+    with pytest.raises(ValueError, match=r"prompt: got 1\.5"):
+        Request([1.5])
+    with pytest.raises(ValueError, match="max_new_tokens: got nan"):
+        Request([1], max_new_tokens=float("nan"))
+
+
+def test_an_error_at_admission_leaves_the_loop_usable(model, text):
+    """A stop condition that cannot be made, a prompt that no history takes: the slot is free again."""
+
+    def broken() -> StopAfter:
+        raise RuntimeError("no stop condition")
+
+    loop = Loop(model)
+    with pytest.raises(RuntimeError, match="no stop condition"):
+        loop.run([Request(PROMPT, stop=broken)])
+    penalised = SamplingParams(repetition_penalty=1.2)
+    with pytest.raises(ValueError, match="61"):
+        loop.run([Request([61], sampling=penalised)])
+    assert loop.run([Request(PROMPT, max_new_tokens=9, ignore_eos=True)])[0].tokens == text[:9]
+
+
+def test_a_loop_that_is_decoding_takes_no_other_requests(model, text):
+    loop = Loop(model)
+    stream = loop.stream([Request(PROMPT, max_new_tokens=5, ignore_eos=True)])
+    first = next(stream)
+    with pytest.raises(ValueError, match="decoding others"):
+        loop.run([Request(PROMPT)])
+    assert [t for e in (first, *stream) for t in e.tokens] == text[:5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"), [((1, 61), "tokens from 1 to 61"), ((1, 2, 3), "got 3 nodes for slot 0")]
+)
+def test_a_drafter_out_of_bounds_is_named(tokens, message, model):
+    class Broken(OracleDrafter):
+        name = "broken"
+
+        def propose(self, requests):
+            return [Proposal(TokenTree.from_chain(tokens), ProposalKind.DETERMINISTIC) for _ in requests]
+
+    drafter = Broken([(PROMPT, (1, 2))], vocab_size=61)
+    loop = Loop(model, drafter, budget=DraftBudget(2, adaptive=False))
+    with pytest.raises(ValueError, match=f"drafter broken: got {message.removeprefix('got ')}"):
+        loop.run([Request(PROMPT, max_new_tokens=9)])
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=1)])
+def test_logits_that_are_not_numbers_are_an_error(sampling):
+    model = random_model()
+    model._final_norm = model._final_norm * float("nan")
+    with pytest.raises(ValueError, match=r"NaN|positive finite sum"):
+        Loop(model).run([Request(PROMPT, sampling=sampling)])
 
 
 def test_token_outside_the_vocabulary_is_refused(model):
