@@ -254,23 +254,9 @@ class DecodingCache:
                 window[index] = 0
 
     def snapshot(self, slot: int) -> list[tuple[Tensor, Tensor | None]]:
-        """Copies of a slot's memory, a (state, window) a layer. For tests and for moving a sequence."""
+        """Copies of a slot's memory, a (state, window) a layer."""
         self.flush()
         return [
             (state[slot].clone(), None if window is None else window[slot].clone())
             for state, window in zip(self.state, self.conv, strict=True)
         ]
-
-    def restore(self, slot: int, memory: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Writes a `snapshot` into a slot."""
-        self.flush()
-        for layer, (state, window) in enumerate(memory):
-            self.state[layer][slot].copy_(state)
-            target = self.conv[layer]
-            if target is not None and window is not None:
-                target[slot].copy_(window)
-
-    def nbytes(self) -> int:
-        """Bytes of durable memory over all layers and slots."""
-        tensors = [*self.state, *(w for w in self.conv if w is not None)]
-        return sum(t.numel() * t.element_size() for t in tensors)
