@@ -227,12 +227,17 @@ class DecodingCache:
             round: the factors of the verification.
             path: int32 [B, P] node indices root to leaf, or None for the first nodes of a chain.
             path_lengths: int32 [B]; 0 leaves a sequence as it is.
+
+        Raises:
+            ValueError: a path does not run from a root along the round's tree. Nothing was written.
         """
+        ops.check_path(path, path_lengths, round.parents, slots=round.slots)
         self.flush()
         self._commit(PendingRound(round, path, path_lengths))
 
     def defer(self, round: Round, path: Tensor | None, path_lengths: Tensor) -> None:
         """Like `commit`, but the next forward pass over the same slots does the work."""
+        ops.check_path(path, path_lengths, round.parents, slots=round.slots)
         self.flush()
         self._pending = PendingRound(round, path, path_lengths)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from ops.backends import COMPILED, Backend
+from ops.cases import int32, random_factors
 from specdec import ops
 from specdec.ops import ConvPending, ConvPrefix, Factors, PackedWeight, Pending, Prefix, pack_weight
 from specdec.ops._operator import argument_names
-from torch import Tensor
-
-from .backends import COMPILED, Backend
-from .cases import int32, random_factors
 
 B, N, HK, HV, DK, DV, C, W = 2, 3, 1, 2, 32, 64, 8, 4
 OPS = (

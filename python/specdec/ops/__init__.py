@@ -21,6 +21,7 @@ from specdec.ops.dense import (
     swiglu,
     swiglu_linear,
 )
+from specdec.ops.paths import check_path
 from specdec.ops.recurrence import commit, prefill, verify
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
@@ -31,6 +32,7 @@ __all__ = [
     "PackedWeight",
     "Pending",
     "Prefix",
+    "check_path",
     "commit",
     "conv_commit",
     "conv_verify",

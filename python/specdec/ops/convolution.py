@@ -90,7 +90,7 @@ def conv_commit(
     Args:
         conv_state: [S, W-1, C], oldest row first, dtype of x or float32, each slot contiguous.
         x: [B, N, C] raw inputs as `conv_verify` got them.
-        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ...
+        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ...; checked as by `commit`.
         path_lengths: int32 [B], clamped to [0, P]; None for all. 0 leaves the window as it is.
         slots: int32 [B], distinct; negative rows are padding. None: row b uses slot b, S == B.
 

@@ -142,7 +142,8 @@ def commit(
     Args:
         state: [S, HV, DV, DK] float32 or bfloat16, each slot contiguous.
         factors: of N nodes, contiguous, as `verify` returned them.
-        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ...
+        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ... That they exist and ascend
+            is checked; that each is the parent of the next is up to the caller (`check_path`).
         path_lengths: int32 [B], clamped to [0, P]; None for all. 0 leaves the slot as it is, bit for bit.
         slots: int32 [B], distinct; negative rows are padding. None: row b uses slot b, S == B.
         mode: "exact" applies the factors in token order with the decode step's own operations, "fast" as one
