@@ -13,9 +13,8 @@
 
 #include <initializer_list>
 
-#include "recurrence.h"
 #include "small_matmul.h"
-#include "verify_stage.h"
+#include "stage.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -28,69 +27,6 @@ struct Coefficients {
   float* decays = nullptr;  // D; gate per head or none
   float* reach = nullptr;   // [n]: e^G; gate per head
 };
-
-// --- rows of any type ---
-
-// x [count] -> out, in float32.
-inline void widen_row(DType dtype, const void* x, int64_t offset, int64_t count, float* out) {
-  visit_dtype(dtype, [&](auto tag) {
-    const auto* from = static_cast<const decltype(tag)*>(x) + offset;
-    int64_t c = 0;
-    for (; c + Vec::kWidth <= count; c += Vec::kWidth) Vec::load(from + c).store(out + c);
-    for (; c < count; ++c) out[c] = to_float(from[c]);
-  });
-}
-
-// out [count] <- x, rounded to its type.
-inline void narrow_row(DType dtype, const float* x, int64_t count, void* out, int64_t offset) {
-  visit_dtype(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    T* to = static_cast<T*>(out) + offset;
-    int64_t c = 0;
-    for (; c + Vec::kWidth <= count; c += Vec::kWidth) store(to + c, Vec::load(x + c));
-    for (; c < count; ++c) to[c] = from_float<T>(x[c]);
-  });
-}
-
-inline void clear_row(DType dtype, int64_t count, void* out, int64_t offset) {
-  const int64_t size = dtype == DType::kFloat32 ? 4 : 2;
-  std::memset(static_cast<char*>(out) + offset * size, 0, count * size);
-}
-
-inline int64_t at_token(const Strides& s, int64_t b, int64_t n, int64_t h) {
-  return b * s.b + n * s.n + h * s.h;
-}
-
-// k and q [n, DK] of key head hk as the recurrence uses them. Params: VerifyParams or PrefillParams.
-template <typename Params>
-inline void stage_rows(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hk, float* k, float* q) {
-  const int64_t DK = p.rec.DK;
-  for (int64_t i = 0; i < n; ++i, k += DK, q += DK) {
-    widen_row(p.dtype, p.k, at_token(p.k_stride, b, first + i, hk), DK, k);
-    widen_row(p.dtype, p.q, at_token(p.q_stride, b, first + i, hk), DK, q);
-    if (p.qk_l2norm) {
-      detail::normalise(k, DK);
-      detail::normalise(q, DK);
-    }
-    if (p.scale != 1.0f) detail::multiply(q, p.scale, DK);
-  }
-}
-
-// decay [n, decay_size] of value head hv.
-template <typename Params>
-inline void stage_decays(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hv, float* decay) {
-  const int64_t size = decay_size(p.rec);
-  if (size == 0) return;
-  for (int64_t i = 0; i < n; ++i) {
-    decay_of(p.g + at_token(p.g_stride, b, first + i, hv), decay + i * size, size);
-  }
-}
-
-template <typename Params>
-inline void stage_betas(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hv, float* beta) {
-  if (p.rec.update != Update::kDelta) return;
-  for (int64_t i = 0; i < n; ++i) beta[i] = p.beta[at_token(p.beta_stride, b, first + i, hv)];
-}
 
 // --- coefficients ---
 
