@@ -22,8 +22,8 @@ namespace specdec::cpu::SPECDEC_ISA {
 struct Coefficients {
   int64_t n = 0;
   int64_t ld = 0;           // >= n rounded up to kBlock
-  float* write = nullptr;   // W [n rounded up to kBlock, ld], zero on and above the diagonal; delta rule only
-  float* read = nullptr;    // R, zero above the diagonal
+  float* write = nullptr;   // W [n rounded up to kBlock, ld], read below the diagonal; delta rule only
+  float* read = nullptr;    // R, read up to the diagonal
   float* decays = nullptr;  // D; gate per head or none
   float* reach = nullptr;   // [n]: e^G; gate per head
 };
@@ -36,16 +36,11 @@ inline int64_t parent_of(const int32_t* parents, int64_t i) {
   return parents != nullptr ? parents[i] : i - 1;
 }
 
-// Zeros right of the diagonal, as far as a register block reads, and the rows that fill the last block.
-inline void clear_outside(Coefficients& c) {
+// Zero rows that fill the last register block.
+inline void fill_last_block(Coefficients& c) {
+  const int64_t rows = round_up(c.n, kBlock) - c.n;
   for (float* m : {c.write, c.read}) {
-    if (m == nullptr) continue;
-    for (int64_t i = 0; i < c.n; ++i) {
-      const int64_t begin = m == c.write ? i : i + 1;
-      std::memset(m + i * c.ld + begin, 0, (round_up(i + 1, kBlock) - begin) * sizeof(float));
-    }
-    const int64_t rows = round_up(c.n, kBlock) - c.n;
-    std::memset(m + c.n * c.ld, 0, rows * c.ld * sizeof(float));
+    if (m != nullptr) std::memset(m + c.n * c.ld, 0, rows * c.ld * sizeof(float));
   }
 }
 
@@ -76,7 +71,7 @@ inline void coefficients_of(const int32_t* parents, const float* decay, const fl
       (Vec::set(-beta[i]) * (Vec::load(d + j) * Vec::load(kk + i * ldg + j))).store(c.write + i * c.ld + j);
     }
   }
-  detail::clear_outside(c);
+  detail::fill_last_block(c);
 }
 
 // Gate per channel, decay [n, DK]. k_reach and q_reach [n, DK] receive e^G o k and e^G o q.
@@ -86,8 +81,8 @@ inline void channel_coefficients(const int32_t* parents, const float* decay, con
   for (int64_t i = 0; i < c.n; ++i) {
     float* read = c.read + i * c.ld;
     float* write = c.write != nullptr ? c.write + i * c.ld : nullptr;
-    std::memset(read, 0, round_up(i + 1, kBlock) * sizeof(float));
-    if (write != nullptr) std::memset(write, 0, round_up(i + 1, kBlock) * sizeof(float));
+    std::memset(read, 0, i * sizeof(float));
+    if (write != nullptr) std::memset(write, 0, i * sizeof(float));
     float* ki = k_reach + i * DK;
     float* qi = q_reach + i * DK;
     std::memcpy(ki, k + i * DK, DK * sizeof(float));
@@ -113,7 +108,7 @@ inline void channel_coefficients(const int32_t* parents, const float* decay, con
       a = decay + j * DK;
     }
   }
-  detail::clear_outside(c);
+  detail::fill_last_block(c);
 }
 
 // U <- (I - W)^-1 U on one panel [n rounded up to kBlock, kPanel], whose rows beyond n are zero.
@@ -135,11 +130,60 @@ inline void substitute(const Coefficients& c, float* u) {
   }
 }
 
-// O += R U on one panel.
+// O += R U on one panel, the triangle alone: a token above the diagonal may hold a NaN, which 0 would not
+// stop.
 inline void read_writes(const Coefficients& c, const float* u, float* o) {
   for (int64_t i0 = 0; i0 < c.n; i0 += kBlock) {
-    multiply_block<kBlock, kPanelVecs, Layout::kRows, Into::kAdd>(i0 + kBlock, c.read + i0 * c.ld, c.ld, u,
-                                                                  kPanel, o + i0 * kPanel, kPanel);
+    float* rows = o + i0 * kPanel;
+    const float* r = c.read + i0 * c.ld;
+    multiply_block<kBlock, kPanelVecs, Layout::kRows, Into::kAdd>(i0, r, c.ld, u, kPanel, rows, kPanel);
+    for (int v = 0; v < kPanelVecs; ++v) {
+      Vec sum[kBlock];
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) sum[i] = Vec::load(rows + i * kPanel + v * Vec::kWidth);
+#pragma GCC unroll 8
+      for (int j = 0; j < kBlock; ++j) {
+        const Vec write = Vec::load(u + (i0 + j) * kPanel + v * Vec::kWidth);
+#pragma GCC unroll 8
+        for (int i = j; i < kBlock; ++i) sum[i] = fma(Vec::set(r[i * c.ld + i0 + j]), write, sum[i]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) sum[i].store(rows + i * kPanel + v * Vec::kWidth);
+    }
+  }
+}
+
+// --- trees that hold a NaN or an infinity ---
+//
+// In the masked matrices a node takes 0 times the numbers of the nodes off its path, which is NaN where those
+// are not finite. A write that is not finite shows in its own answer, so the answers tell.
+
+// Whether all of x [n, kPanel] is finite.
+inline bool all_finite(const float* x, int64_t n) {
+  Vec sum = Vec::zero();  // of zeros and NaN
+  for (int64_t i = 0; i < n * kPanel; i += Vec::kWidth) sum = fma(Vec::load(x + i), Vec::zero(), sum);
+  return hsum(sum) == 0.0f;
+}
+
+// `substitute` (delta rule) and `read_writes` over the paths of the tree alone. The terms that remain are
+// added in the same order: a node whose path is finite gets the same numbers.
+inline void solve_paths(const int32_t* parents, const Coefficients& c, float* u, float* o) {
+  int32_t path[kMaxSolveNodes];
+  for (int64_t i = 0; i < c.n; ++i) {
+    int64_t first = kMaxSolveNodes;
+    for (int32_t j = parents[i]; j >= 0; j = parents[j]) path[--first] = j;
+    for (int64_t v = 0; v < kPanel; v += Vec::kWidth) {
+      Vec write = Vec::load(u + i * kPanel + v);
+      Vec answer = Vec::load(o + i * kPanel + v);
+      for (int64_t a = first; a < kMaxSolveNodes; ++a) {
+        const int64_t j = path[a];
+        const Vec above = Vec::load(u + j * kPanel + v);
+        if (c.write != nullptr) write = fma(Vec::set(c.write[i * c.ld + j]), above, write);
+        answer = fma(Vec::set(c.read[i * c.ld + j]), above, answer);
+      }
+      write.store(u + i * kPanel + v);
+      fma(Vec::set(c.read[i * c.ld + i]), write, answer).store(o + i * kPanel + v);
+    }
   }
 }
 

@@ -215,6 +215,24 @@ class Solver {
 
   // `width` value columns from `column` of the head; they are rows r, r + 1, ... of a tile of `rows`.
   void solve_panel(int64_t hv, int64_t column, int64_t width, int64_t r, int64_t rows) {
+    float* u = at(u_);
+    float* o = at(turned_);
+    begin_panel(hv, column, width, r, rows);
+    if (delta_) substitute(coefficients_, u);
+    read_writes(coefficients_, u, o);
+    if (parents() != nullptr && !all_finite(o, n_)) {
+      begin_panel(hv, column, width, r, rows);
+      solve_paths(parents(), coefficients_, u, o);
+    }
+    for (int64_t i = 0; i < n_; ++i) {
+      std::memcpy(p_.u_out + out_at(i, hv, column), u + i * kPanel, width * sizeof(float));
+      narrow_row(p_.dtype, o + i * kPanel, width, p_.out, out_at(i, hv, column));
+    }
+  }
+
+  // What the tokens write and read if the state before them is all there is: u [nodes, kPanel], and e^G Q S0
+  // in the first rows of turned.
+  void begin_panel(int64_t hv, int64_t column, int64_t width, int64_t r, int64_t rows) {
     // turned [columns, kPanel]: Q S0, then K S0
     float* turned = at(turned_);
     if (width < kPanel) std::memset(turned, 0, columns_ * kPanel * sizeof(float));
@@ -237,12 +255,6 @@ class Solver {
       }
     }
     std::memset(u + n_ * kPanel, 0, (round_up(n_, kBlock) - n_) * kPanel * sizeof(float));
-    if (delta_) substitute(coefficients_, u);
-    read_writes(coefficients_, u, turned);  // the reads below the last query row are used up
-    for (int64_t i = 0; i < n_; ++i) {
-      std::memcpy(p_.u_out + out_at(i, hv, column), u + i * kPanel, width * sizeof(float));
-      narrow_row(p_.dtype, turned + i * kPanel, width, p_.out, out_at(i, hv, column));
-    }
   }
 
   const VerifyParams& p_;
