@@ -33,9 +33,9 @@ void check_size(size_t nodes) {
 }
 
 [[noreturn]] void raise(const TreeError& error) {
-  char text[160];
+  char text[96];
   error.format(text, sizeof(text));
-  throw py::value_error(text);
+  throw py::value_error("parents[" + std::to_string(error.node) + "] " + text);
 }
 
 // 64-bit arguments, so that a message can show a value that no int32 holds.

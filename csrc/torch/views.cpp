@@ -44,9 +44,9 @@ const int32_t* parents_view(const OptionalTensor& parents, const char* name, con
     if (rows.padding(b)) continue;
     const TreeError error = check_parents(data + b * N, clamped_length(lengths, b, N), first);
     if (error.ok()) continue;
-    char text[160];
-    error.format(text, sizeof(text), name, b);
-    STD_TORCH_CHECK(false, std::string(text));
+    char text[96];
+    error.format(text, sizeof(text));
+    STD_TORCH_CHECK(false, name, ": row ", b, " node ", error.node, " ", std::string(text));
   }
   return data;
 }

@@ -24,18 +24,13 @@ struct TreeError {
 
   bool ok() const { return node < 0; }
 
-  // Writes one line into text; `name` is the argument's. A row >= 0 is named as the sequence:
-  // parents[row, node].
-  void format(char* text, size_t size, const char* name = "parents", int64_t row = -1) const {
-    char where[32] = "";
-    if (row >= 0) std::snprintf(where, sizeof(where), "%lld, ", static_cast<long long>(row));
-    const long long last = first + node - 1;
+  // Writes what is wrong with the entry, to follow its name: "is 7, want ...".
+  void format(char* text, size_t size) const {
+    const long long value = parent, last = first + node - 1;
     if (last >= 0) {
-      std::snprintf(text, size, "%s[%s%lld] is %lld, want -1 (a root) or an earlier node (0 to %lld)", name,
-                    where, static_cast<long long>(node), static_cast<long long>(parent), last);
+      std::snprintf(text, size, "is %lld, want -1 (a root) or an earlier node (0 to %lld)", value, last);
     } else {
-      std::snprintf(text, size, "%s[%s%lld] is %lld, want -1: the first node is a root", name, where,
-                    static_cast<long long>(node), static_cast<long long>(parent));
+      std::snprintf(text, size, "is %lld, want -1: the first node is a root", value);
     }
   }
 };
