@@ -23,10 +23,11 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+
 from specdec import ops
 from specdec.bench.machine import cpu_model
 from specdec.ops import Factors, Pending, reference
-from torch import Tensor
 
 HEADS, WIDTH, LAYERS, DRAFT = 8, 256, 24, 8
 STRATEGIES = ("serial", "hybrid", "solve")

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import specdec.acceptance.greedy
-import specdec.acceptance.speculative
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import specdec.acceptance.greedy
+import specdec.acceptance.speculative
 from lossless.toys import Kind, Proposal, Tree
 from specdec.acceptance import (
     PenaltyHistory,

@@ -6,10 +6,11 @@ import doctest
 
 import numpy as np
 import pytest
-import specdec.acceptance.sampling
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import specdec.acceptance.sampling
 from lossless.reference import distribution
 from specdec.acceptance import PenaltyHistory, SamplingParams, greedy_tokens, penalise, process_logits
 

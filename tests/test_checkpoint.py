@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+
 from specdec.models.checkpoint import (
     expected_tensors,
     is_matrix,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.huggingface import convert, convert_config, convert_weights
@@ -23,8 +24,6 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.loop.models import random_model
+
 from specdec.acceptance import SamplingParams
 from specdec.drafters.ngram import NGramDrafter
 from specdec.generation import Request
@@ -11,8 +13,6 @@ from specdec.methods import METHODS, DrafterSpec, MethodOptions, build_drafter, 
 from specdec.methods.autoregressive import autoregressive
 from specdec.methods.specla import specla
 from specdec.models.base import CausalLM
-
-from tests.loop.models import random_model
 
 PROMPTS = [[0, 5, 9, 5, 9, 5], [0, 7, 7, 3], [0, 11]]
 

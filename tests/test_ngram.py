@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specdec._host import SuffixAutomaton
 from specdec.drafters import DraftRequest, NGramDrafter, Proposal, ProposalKind
 from specdec.tree import TokenTree

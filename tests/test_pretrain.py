@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
+
 from specdec.models.checkpoint import expected_tensors, load_config, load_weights, save_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.reference import ReferenceGatedDeltaNet
@@ -22,9 +24,6 @@ from specdec.training.corpus import TokenWindows, read_texts, train_tokenizer, w
 from specdec.training.loop import Training, TrainingOptions
 from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
 from specdec.training.pretrain import app
-from typer.testing import CliRunner
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 1, "num_v_heads": 2,

@@ -36,7 +36,7 @@ MAX_NODES = 64  # of exact verification, root token included
 
 
 @dataclass
-class Sequence_:
+class ActiveSequence:
     """A sequence that occupies a slot."""
 
     index: int
@@ -86,7 +86,7 @@ class Sequence_:
 class RoundObserver:
     """Called after every round, before finished sequences leave their slots. For tests and studies."""
 
-    def after_round(self, cache: DecodingCache, sequences: Sequence[Sequence_]) -> None:
+    def after_round(self, cache: DecodingCache, sequences: Sequence[ActiveSequence]) -> None:
         """Every emitted token of every sequence but its last is committed or pending in `cache`."""
 
 
@@ -123,7 +123,7 @@ class Loop:
         self._deferred = commit == "deferred"
         self._observer = observer
         self._free = list(range(slots))[::-1]
-        self._active: list[Sequence_] = []
+        self._active: list[ActiveSequence] = []
         self._running = False
         self._slots = torch.empty(0, dtype=torch.int32)
 
@@ -171,7 +171,7 @@ class Loop:
     def _admit(self, waiting: deque[tuple[int, Request]], results: list[Result]) -> list[TokenEvent]:
         """Prefills waiting requests into free slots; each emits its first token."""
         start = perf_counter()
-        new: list[Sequence_] = []
+        new: list[ActiveSequence] = []
         while waiting and self._free:
             index, request = waiting.popleft()
             result = results[index]
@@ -181,14 +181,14 @@ class Loop:
             stop = request.stop() if request.stop is not None else None
             eos = frozenset() if request.ignore_eos else self.model.eos_token_ids
             # Last, because what is above may raise: from here on leaving frees the slot.
-            sequence = Sequence_(index, self._free.pop(), request, result, history, stop, _eos=eos)
+            sequence = ActiveSequence(index, self._free.pop(), request, result, history, stop, _eos=eos)
             self._enter([sequence])
             new.append(sequence)
         logits = self.model.prefill(
             [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new]
         )
         events = []
-        finished: list[Sequence_] = []
+        finished: list[ActiveSequence] = []
         for row, sequence in enumerate(new):
             first = accept_sampled(
                 logits[row : row + 1],
@@ -209,11 +209,11 @@ class Loop:
         self._leave(finished)
         return events
 
-    def _enter(self, sequences: Sequence[Sequence_]) -> None:
+    def _enter(self, sequences: Sequence[ActiveSequence]) -> None:
         self._active = sorted([*self._active, *sequences], key=lambda s: s.slot)
         self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
 
-    def _leave(self, sequences: Sequence[Sequence_]) -> None:
+    def _leave(self, sequences: Sequence[ActiveSequence]) -> None:
         if not sequences:
             return
         gone = {s.slot for s in sequences}
@@ -226,10 +226,10 @@ class Loop:
 
     def _event(
         self,
-        sequence: Sequence_,
+        sequence: ActiveSequence,
         tokens: tuple[int, ...],
         reason: FinishReason | None,
-        finished: list[Sequence_],
+        finished: list[ActiveSequence],
     ) -> TokenEvent:
         if reason is not None:
             sequence.result.finish_reason = reason
@@ -250,7 +250,7 @@ class Loop:
         t2 = perf_counter()
         paths, next_tokens = self._accept(active, proposals, batch, logits)
         events: list[TokenEvent] = []
-        finished: list[Sequence_] = []
+        finished: list[ActiveSequence] = []
         kept = []
         for sequence, proposal, path, next_token in zip(active, proposals, paths, next_tokens, strict=True):
             tokens, reason = sequence.emit([*(proposal.tree.tokens[i - 1] for i in path[1:]), next_token])
@@ -277,7 +277,7 @@ class Loop:
         s.commit += t4 - t3
         return events
 
-    def _propose(self, active: Sequence[Sequence_]) -> list[Proposal]:
+    def _propose(self, active: Sequence[ActiveSequence]) -> list[Proposal]:
         """One proposal a sequence, no longer than is worth verifying and never past the token limit."""
         drafter, budget = self.drafter, self.budget
         if drafter is None:
@@ -332,7 +332,11 @@ class Loop:
                 )
 
     def _accept(
-        self, active: Sequence[Sequence_], proposals: Sequence[Proposal], batch: ProposalBatch, logits: Tensor
+        self,
+        active: Sequence[ActiveSequence],
+        proposals: Sequence[Proposal],
+        batch: ProposalBatch,
+        logits: Tensor,
     ) -> tuple[list[list[int]], list[int]]:
         """Accepted node paths, root token included, and the token after each."""
         if all(_plain_greedy(s.request.sampling) for s in active):
@@ -372,7 +376,7 @@ class Loop:
             self.cache.commit(factors, path, lengths)
 
     def _book(
-        self, sequence: Sequence_, proposal: Proposal, path: Sequence[int], emitted: Sequence[int]
+        self, sequence: ActiveSequence, proposal: Proposal, path: Sequence[int], emitted: Sequence[int]
     ) -> None:
         """Books one sequence's round. Acceptance is the rule's, also where an end token cut the path."""
         accepted = len(path) - 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+
+from loop.models import random_model
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
@@ -12,8 +14,6 @@ from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.tree import TokenTree
-
-from .models import random_model
 
 PROMPT = (8, 9, 10, 11)
 

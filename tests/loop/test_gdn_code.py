@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from loop.drafters import Continuations, RandomTreeDrafter
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -15,10 +17,9 @@ from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.oracle import OracleDrafter
 from specdec.generation import Request
 from specdec.loop import Loop
-from specdec.models import GatedDeltaNetForCausalLM, load_model, load_tokenizer
+from specdec.models import load_model, load_tokenizer
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.reference import ReferenceGatedDeltaNet
-
-from .drafters import Continuations, RandomTreeDrafter
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "gdn_code_golden.json").read_text())
 TOKENS = 200

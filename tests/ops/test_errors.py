@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 from torch import Tensor
 
-from .backends import COMPILED, Backend
-from .cases import int32
+from ops.backends import COMPILED, Backend
+from ops.cases import int32
+from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 backends = pytest.mark.parametrize("backend", COMPILED, ids=str)
 B, N, HK, HV, DK, DV = 2, 3, 1, 2, 32, 64

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from specdec import ops
 from specdec.ops import strategy as table
 from specdec.tuning.kernels import measure_strategies

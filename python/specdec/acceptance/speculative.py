@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .rng import Stream, categorical, uniform
-from .sampling import PenaltyHistory, SamplingParams, process_logits
+from specdec.acceptance.rng import Stream, categorical, uniform
+from specdec.acceptance.sampling import PenaltyHistory, SamplingParams, process_logits
 
 _Row = NDArray[np.floating]
 

@@ -26,11 +26,9 @@ from specdec.methods import (
     MethodOptions,
     build_drafter,
     get_method,
-    load_model,
 )
+from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
-from specdec.models.checkpoint import load_config, resolve_model
-from specdec.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,13 @@ def run(prompt: str | None, options: Options) -> int:
     method, spec, sampling = _checked(options)
     if prompt is not None:
         _check_utf8("prompt", prompt)
-    directory = resolve_model(options.model)
-    config = load_config(directory)
-    tokenizer = Tokenizer.from_directory(directory, config.bos_token_id)
+    tokenizer = load_tokenizer(options.model)
     text = prompt if prompt is not None and prompt != "-" else _read_stdin()
     tokens = tokenizer.encode(text)
     if not tokens:
         raise ValueError("prompt: got no text, and this model has no beginning-of-text token to start from")
 
-    model = load_model(options.model, getattr(torch, options.dtype))
+    model = load_model(options.model, dtype=getattr(torch, options.dtype))
     # Without --no-stream the text is written while it comes; --json keeps stdout for its one object.
     writer = TextWriter(tokenizer, options.stop, sys.stdout if options.stream and not options.json else None)
     request = Request(tokens, options.max_new_tokens, sampling, stop=lambda: writer)

@@ -176,23 +176,12 @@ def build_drafter(
 
         return OracleDrafter(continuations, vocab_size=vocab_size, p=spec.p)
     from specdec.drafters.model import ModelDrafter
+    from specdec.models import load_model
 
     if model is None:
-        model = load_model(spec.model, dtype)
+        model = load_model(spec.model, dtype=dtype)
     if model.vocab_size != vocab_size:
         raise ValueError(
             f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, want the target's {vocab_size}"
         )
     return ModelDrafter(model, slots=slots)
-
-
-def load_model(name_or_dir: str, dtype: torch.dtype) -> CausalLM:
-    """A model by the name of an embedded one or from a directory.
-
-    Raises:
-        ValueError: neither, or not readable; the message says what is there.
-    """
-    from specdec.models.checkpoint import resolve_model
-    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
-
-    return GatedDeltaNetForCausalLM.from_pretrained(resolve_model(name_or_dir), dtype=dtype)

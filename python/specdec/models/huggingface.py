@@ -16,9 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint import CONFIG_NAME, check_tensors, is_matrix, open_weights, save_model, weight_files
-from .config import GatedDeltaNetConfig, read_json_object
-from .tokenizer import TOKENIZER_NAME
+from specdec.models.checkpoint import (
+    CONFIG_NAME,
+    check_tensors,
+    is_matrix,
+    open_weights,
+    save_model,
+    weight_files,
+)
+from specdec.models.config import GatedDeltaNetConfig, read_json_object
+from specdec.models.tokenizer import TOKENIZER_NAME
 
 _MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_next")
 _MAX_CONFIG_BYTES = 1 << 20

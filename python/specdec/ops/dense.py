@@ -104,11 +104,6 @@ class PackedWeight:
         """The stored dtype, float32 or bfloat16."""
         return self.data.dtype
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one product reads: the packed weight and the bias."""
-        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
     def unpack(self) -> Tensor:
         """The weight as it was given, `[out, in]`, in the stored dtype."""
         data = self.data

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..models.checkpoint import is_matrix, open_weights, save_model, write_json, write_tensors
-from ..models.config import GatedDeltaNetConfig, read_json_object
-from .corpus import TOKENS_NAME, TokenWindows
-from .model import TrainableGatedDeltaNet, dropout_rates
+from specdec.models.checkpoint import is_matrix, open_weights, save_model, write_json, write_tensors
+from specdec.models.config import GatedDeltaNetConfig, read_json_object
+from specdec.training.corpus import TOKENS_NAME, TokenWindows
+from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
 
 STATE_NAME = "training.safetensors"
 HISTORY_NAME = "losses.json"
