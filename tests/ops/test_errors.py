@@ -84,7 +84,7 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
         {"parents": int32([[-1, 0, 1], [-1, 1, 1]])},
         r"parents: row 1 node 1 is 1, want -1 \(a root\) or an earlier node",
     ),
-    ("parents low", {"parents": int32([[-2, 0, 1]] * B)}, r"parents: row 0 node 0 is -2, want -1: the first node"),
+    ("parents low", {"parents": int32([[-2, 0, 1]] * B)}, r"parents: row 0 node 0 is -2, want -1"),
     ("lengths shape", {"lengths": int32([1, 2, 3])}, r"lengths: got shape \[3\], want \[B\]"),
     ("lengths dtype", {"lengths": torch.tensor([1, 2])}, r"lengths: got dtype Long, want Int"),
     (
@@ -265,7 +265,7 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     (
         "prefix parents",
         {"prefix": ConvPrefix(f32(B, 1, C), int32([[0]] * B))},
-        r"prefix.parents: row 0 node 0 has",
+        r"prefix.parents: row 0 node 0 is",
     ),
     (
         "overlap",
