@@ -9,7 +9,7 @@
 
 #include "conv_window.h"
 #include "parallel.h"
-#include "simd.h"
+#include "rows.h"
 #include "simd_math.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -18,21 +18,6 @@ namespace {
 
 // Channels of a work item: its taps stay in the first cache beside W rows of input.
 constexpr int64_t kTile = 256;
-
-// The first `count` lanes, zero beyond.
-template <typename T>
-Vec load_lanes(const T* p, int64_t count) {
-  float lanes[Vec::kWidth] = {};
-  for (int64_t i = 0; i < count; ++i) lanes[i] = to_float(p[i]);
-  return Vec::load(lanes);
-}
-
-template <typename T>
-void store_lanes(T* p, Vec a, int64_t count) {
-  float lanes[Vec::kWidth];
-  a.store(lanes);
-  for (int64_t i = 0; i < count; ++i) p[i] = from_float<T>(lanes[i]);
-}
 
 // Weights of a channel tile, one row a tap, padded with zeros to whole vectors.
 struct Taps {
@@ -101,12 +86,9 @@ class Inputs {
 
 template <typename X, typename S, bool kWhole>
 Vec load_input(const InputRow& row, int64_t c, int64_t count) {
-  if (!std::is_same_v<X, S> && row.in_window) {
-    const S* p = static_cast<const S*>(row.data) + c;
-    return kWhole ? Vec::load(p) : load_lanes(p, count);
-  }
-  const X* p = static_cast<const X*>(row.data) + c;
-  return kWhole ? Vec::load(p) : load_lanes(p, count);
+  const int64_t lanes = kWhole ? Vec::kWidth : count;
+  if (!std::is_same_v<X, S> && row.in_window) return load_some(static_cast<const S*>(row.data) + c, lanes);
+  return load_some(static_cast<const X*>(row.data) + c, lanes);
 }
 
 // One vector of channels of one node; `count` lanes of it where kWhole is false.
@@ -118,11 +100,7 @@ void run_vector(const Taps& taps, const InputRow* rows, int64_t W, int64_t c, in
     sum = fma(Vec::load(taps.weight[j] + c), load_input<X, S, kWhole>(rows[j], c, count), sum);
   }
   if (kSilu) sum = silu(sum);
-  if (kWhole) {
-    store(y + c, sum);
-  } else {
-    store_lanes(y + c, sum, count);
-  }
+  store_some(y + c, sum, kWhole ? Vec::kWidth : count);
 }
 
 template <typename X, typename S, int kW, bool kSilu>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "specdec/tree.h"
+
 namespace specdec::binding {
 
 namespace {
@@ -40,12 +42,11 @@ const int32_t* parents_view(const OptionalTensor& parents, const char* name, con
   if (data == nullptr) return nullptr;
   for (int64_t b = 0; b < rows.B; ++b) {
     if (rows.padding(b)) continue;
-    const int64_t length = clamped_length(lengths, b, N);
-    for (int64_t i = 0; i < length; ++i) {
-      const int32_t parent = data[b * N + i];
-      STD_TORCH_CHECK(parent >= -1 && parent < first + i, name, ": row ", b, " node ", first + i,
-                      " has parent ", parent, ", want -1 (a root) or an earlier node");
-    }
+    const TreeError error = check_parents(data + b * N, clamped_length(lengths, b, N), first);
+    if (error.ok()) continue;
+    char text[96];
+    error.format(text, sizeof(text));
+    STD_TORCH_CHECK(false, name, ": row ", b, " node ", error.node, " ", std::string(text));
   }
   return data;
 }

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
+from specdec._checks import check_integer
 from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 
@@ -177,8 +178,7 @@ class DecodingCache:
         conv_dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots: got {slots}, want at least 1")
+        check_integer("slots", slots, 1)
         self.specs = tuple(layers)
         self.slots = slots
         # One tensor a layer: [S, HV, DV, DK]
@@ -250,8 +250,14 @@ class DecodingCache:
                 ops.conv_commit(window, factors.conv, pending.path, pending.path_lengths, slots=slots)
 
     def reset(self, slots: Sequence[int]) -> None:
-        """Zeroes the given slots, for sequences that are about to be prefilled."""
+        """Zeroes the given slots, for sequences that are about to be prefilled.
+
+        Raises:
+            ValueError: there is no such slot.
+        """
         self.flush()
+        for slot in slots:
+            check_integer("slots", slot, 0, self.slots - 1)
         index = torch.as_tensor(list(slots), dtype=torch.long)
         for state, window in zip(self.state, self.conv, strict=True):
             state[index] = 0
@@ -259,7 +265,8 @@ class DecodingCache:
                 window[index] = 0
 
     def snapshot(self, slot: int) -> list[tuple[Tensor, Tensor | None]]:
-        """Copies of a slot's memory, a (state, window) a layer."""
+        """Copies of a slot's memory, a (state, window) a layer. Raises ValueError like `reset`."""
+        check_integer("slot", slot, 0, self.slots - 1)
         self.flush()
         return [
             (state[slot].clone(), None if window is None else window[slot].clone())

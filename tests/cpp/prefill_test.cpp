@@ -235,6 +235,34 @@ TEST(Prefill, BFloat16RoundsOnce) {
   for (int64_t i = at; i < at + s.HV * s.DV * s.DK; ++i) ASSERT_EQ(state[i], round(problem.state[i])) << i;
 }
 
+// Tokens in front of one that is not finite keep their bits.
+TEST(Prefill, NonFiniteTokensReachOnlyLaterOnes) {
+  unsigned seed = 20;
+  for (const Gate gate : kGates) {
+    for (const Update update : kUpdates) {
+      Shape s;
+      s.N = 75, s.DV = 45, s.gate = gate, s.update = update;
+      Prefill problem(s, seed++);
+      const std::vector<float> state = problem.state;
+      ASSERT_EQ(cpu::prefill(problem.params()), Status::kOk);
+      const std::vector<float> want = problem.out;
+      for (const int64_t token : {3, 37, 74}) {
+        for (float* entry : {&problem.k[token * problem.key_stride.n + 3],
+                             &problem.v[token * problem.value_stride.n + 40]}) {
+          const float good = *entry;
+          *entry = kNaN;
+          problem.state = state;
+          ASSERT_EQ(cpu::prefill(problem.params()), Status::kOk);
+          *entry = good;
+          const int64_t before = token * s.HV * s.DV;
+          EXPECT_EQ(std::memcmp(problem.out.data(), want.data(), before * sizeof(float)), 0) << token;
+          EXPECT_TRUE(std::isnan(problem.out[before + 40]));
+        }
+      }
+    }
+  }
+}
+
 TEST(Prefill, RefusesWhatItCannotRun) {
   Prefill problem(Shape{}, 1);
   PrefillParams p = problem.params();

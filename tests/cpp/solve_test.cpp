@@ -237,6 +237,63 @@ TEST(VerifySolve, RowsDoNotMeet) {
   }
 }
 
+// A node that is not finite reaches its descendants alone, whatever the strategy: all other nodes keep the
+// numbers that they have without it.
+TEST(Verify, NonFiniteNodesReachOnlyDescendants) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  unsigned seed = 60;
+  for (const Gate gate : kGates) {
+    for (const Update update : kUpdates) {
+      Shape s;
+      s.N = 37, s.HK = 2, s.HV = 4, s.DV = 45, s.gate = gate, s.update = update;
+      Solve problem(s, seed++);
+      for (const Strategy strategy : {Strategy::kSerial, Strategy::kHybrid, Strategy::kSolve}) {
+        const auto run = [&] {
+          VerifyParams p = problem.params();
+          p.strategy = strategy;
+          EXPECT_EQ(cpu::verify(p), Status::kOk);
+          return std::pair(problem.out, problem.u_out);
+        };
+        const auto [out, u] = run();
+        for (const float bad : {kNaN, kInfinity, -kInfinity}) {
+          for (const int64_t node : {0, 5, 20}) {
+            std::vector<bool> reached(s.N);
+            for (int64_t i = node; i < s.N; ++i) {
+              reached[i] = i == node || (problem.parents[i] >= node && reached[problem.parents[i]]);
+            }
+            const int64_t key = node * problem.key_stride.n + s.DK + 3, value = node * problem.value_stride.n;
+            std::vector<std::pair<const char*, float*>> entries = {{"q", &problem.q[key]},
+                                                                   {"k", &problem.k[key]},
+                                                                   {"v", &problem.v[value + s.DV + 40]},
+                                                                   {"beta", &problem.beta[node * s.HV + 1]}};
+            if (problem.decays > 0 && bad > -kInfinity) {  // a gate of -inf forgets
+              entries.push_back({"g", &problem.g[node * problem.gate_stride.n + problem.decays]});
+            }
+            for (const auto& [name, entry] : entries) {
+              SCOPED_TRACE(testing::Message() << name << " is " << bad << " in node " << node << ", strategy "
+                                              << static_cast<int>(strategy));
+              const float good = *entry;
+              *entry = bad;
+              const auto [bad_out, bad_u] = run();
+              *entry = good;
+              bool seen = false;  // in the node's own answer
+              for (int64_t i = 0; i < s.N; ++i) {
+                for (int64_t at = i * s.HV * s.DV; at < (i + 1) * s.HV * s.DV; ++at) {
+                  if (i == node) seen |= !std::isfinite(bad_out[at]);
+                  if (reached[i]) continue;
+                  ASSERT_EQ(bad_out[at], out[at]) << "node " << i;
+                  ASSERT_EQ(bad_u[at], u[at]) << "node " << i;
+                }
+              }
+              EXPECT_TRUE(seen || (update == Update::kAdditive && *name == 'b'));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(VerifySolve, RefusesWhatItCannotRun) {
   Shape s;
   s.N = 257;

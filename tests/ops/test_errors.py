@@ -82,9 +82,9 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     (
         "parents self",
         {"parents": int32([[-1, 0, 1], [-1, 1, 1]])},
-        r"parents: row 1 node 1 has parent 1, want -1",
+        r"parents: row 1 node 1 is 1, want -1 \(a root\) or an earlier node",
     ),
-    ("parents low", {"parents": int32([[-2, 0, 1]] * B)}, r"parents: row 0 node 0 has parent -2, want -1"),
+    ("parents low", {"parents": int32([[-2, 0, 1]] * B)}, r"parents: row 0 node 0 is -2, want -1"),
     ("lengths shape", {"lengths": int32([1, 2, 3])}, r"lengths: got shape \[3\], want \[B\]"),
     ("lengths dtype", {"lengths": torch.tensor([1, 2])}, r"lengths: got dtype Long, want Int"),
     (
@@ -141,12 +141,12 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     (
         "prefix parents",
         {"prefix": Prefix(factors(), int32([[-1, 0, 2]] * B))},
-        r"prefix.parents: row 0 node 2 has par",
+        r"prefix.parents: row 0 node 2 is 2, want -1",
     ),
     (
         "prefix ids",
         {"prefix": Prefix(factors()), "parents": int32([[2, 3, 5]] * B)},
-        r"parents: row 0 node 5 has par",
+        r"parents: row 0 node 2 is 5, want -1 \(a root\) or an earlier node \(0 to 4\)",
     ),
     (
         "prefix gate",
@@ -248,7 +248,7 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("state stride", {"conv_state": f32(B, C, W - 1).mT}, r"conv_state: dimension 2 has stride 3, want 1"),
     ("slots", {"slots": int32([0, 0])}, r"slots: slot 0 is named by two rows"),
-    ("parents", {"parents": int32([[0, 0, 0]] * B)}, r"parents: row 0 node 0 has parent 0, want -1"),
+    ("parents", {"parents": int32([[0, 0, 0]] * B)}, r"parents: row 0 node 0 is 0, want -1: the first node"),
     ("lengths", {"lengths": int32([1])}, r"lengths: got shape \[1\]"),
     ("activation", {"activation": "relu"}, r"activation: got 'relu', want 'silu' or None"),
     ("both", {"pending": ConvPending(f32(B, N, C)), "prefix": ConvPrefix(f32(B, N, C))}, r"prefix: got both"),
@@ -267,7 +267,7 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     (
         "prefix parents",
         {"prefix": ConvPrefix(f32(B, 1, C), int32([[0]] * B))},
-        r"prefix.parents: row 0 node 0 has",
+        r"prefix.parents: row 0 node 0 is",
     ),
     (
         "overlap",
