@@ -261,7 +261,7 @@ def test_training_learns_and_ends_as_a_model(text_folder: Path, tmp_path: Path) 
         (["--text", "TEXT", "--exit-layers", "99"], "early_exit_layers"),
         (["--text", "TEXT", "--config", "/nowhere.json"], "/nowhere.json: cannot be read"),
         (["--text", "TEXT", "--tokenizer", "/nowhere"], "has no tokenizer.json"),
-        (["--text", "TEXT", "--seq-len", "100000"], "wanted at least 200001 (two windows of 100000)"),
+        (["--text", "TEXT", "--seq-len", "100000"], "want at least 200001 (two windows of 100000)"),
         (["--resume"], "has no training.safetensors to resume from"),
         (["--resume", "--lr", "0.1"], "--lr: not with --resume"),
     ],

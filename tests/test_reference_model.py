@@ -192,5 +192,5 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     config = load_config(directory)
     weights = load_weights(directory, config)
     weights["model.norm.weight"] = weights["model.norm.weight"][:-1]
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[255\], wanted \[256\]"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[255\], want \[256\]"):
         ReferenceGatedDeltaNet(config, weights)

@@ -113,7 +113,7 @@ class PenaltyHistory:
         size = self._seen.numel()
         for token in tokens:
             if not 0 <= token < size:
-                raise ValueError(f"tokens: got {token}, wanted tokens in [0, {size})")
+                raise ValueError(f"tokens: got {token}, want tokens in [0, {size})")
 
 
 def penalise(logits: Tensor, params: SamplingParams, seen: Tensor | None) -> Tensor:
@@ -133,7 +133,7 @@ def penalise(logits: Tensor, params: SamplingParams, seen: Tensor | None) -> Ten
     if seen is None or seen.shape[-1:] != x.shape[-1:]:
         given = None if seen is None else tuple(seen.shape)
         raise ValueError(
-            f"seen: got {given}, wanted a bool mask [..., {x.shape[-1]}] as repetition_penalty is "
+            f"seen: got {given}, want a bool mask [..., {x.shape[-1]}] as repetition_penalty is "
             f"{params.repetition_penalty}"
         )
     penalty = params.repetition_penalty

@@ -84,7 +84,7 @@ def want_type(name: str, value: object, *types: type) -> None:
 
 def _refuse_grad(names: list[str], arguments: tuple[Any, ...]) -> None:
     for name, value in zip(names, arguments, strict=False):  # defaults may be left out
-        if value is not None and getattr(value, "requires_grad", False):  # isinstance costs more on a miss
+        if getattr(value, "requires_grad", False):  # isinstance costs more on a miss
             raise ValueError(
                 f"{name}: got a tensor that requires grad, want inference: the operators have no backward "
                 "(call them under torch.no_grad(), or pass .detach())"

@@ -157,7 +157,7 @@ def _exits(text: str | None, config: GatedDeltaNetConfig) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"--exit-layers is {text!r}, wanted layer numbers such as 2,5, or none") from None
+        raise ValueError(f"--exit-layers is {text!r}, want layer numbers such as 2,5, or none") from None
 
 
 @contextlib.contextmanager
