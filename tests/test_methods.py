@@ -77,7 +77,7 @@ def test_unknown_names_list_what_there_is() -> None:
     for text in ("magic", "model", "model:", "ngram:3", "oracle:1", ""):
         with pytest.raises(ValueError, match=r"want one of ngram, model:DIR, oracle"):
             DrafterSpec.parse(text)
-    with pytest.raises(ValueError, match=r"p: got 1\.5"):
+    with pytest.raises(ValueError, match=r"oracle_p: got 1\.5"):
         DrafterSpec.parse("oracle", p=1.5)
 
 

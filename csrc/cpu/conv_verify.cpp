@@ -16,13 +16,12 @@ namespace specdec::cpu::SPECDEC_ISA {
 
 namespace {
 
-constexpr int64_t kMaxWidth = 16;
 // Channels of a work item: its taps stay in the first cache beside W rows of input.
 constexpr int64_t kTile = 256;
 
 // Weights of a channel tile, one row a tap, padded with zeros to whole vectors.
 struct Taps {
-  alignas(64) float weight[kMaxWidth][kTile];
+  alignas(64) float weight[kMaxConvWidth][kTile];
   alignas(64) float bias[kTile];
 
   // kW > 0 is the width known at compile time: the transposition then runs in vector shuffles.
@@ -59,7 +58,7 @@ class Inputs {
   // rows [W] of new node n, oldest first.
   void find(int64_t n, InputRow* rows) const {
     int64_t id = prefix_ + n;
-    int64_t j = std::min(p_.W, kMaxWidth) - 1;
+    int64_t j = std::min<int64_t>(p_.W, kMaxConvWidth) - 1;
     for (; j >= 0 && id >= 0; --j) {
       rows[j] = {raw(id), false};
       id = parent(id);
@@ -112,7 +111,7 @@ void run_tile(const ConvVerifyParams& p, int64_t b, int64_t slot, int64_t length
   const Inputs<X, S> inputs(p, b, slot, begin);
   const int64_t whole = count / Vec::kWidth * Vec::kWidth;
   for (int64_t n = 0; n < length; ++n) {
-    InputRow rows[kMaxWidth];
+    InputRow rows[kMaxConvWidth];
     inputs.find(n, rows);
     X* y = static_cast<X*>(p.y) + (b * p.N + n) * p.C + begin;
     for (int64_t c = 0; c < whole; c += Vec::kWidth) {
@@ -164,7 +163,7 @@ Status run(const ConvVerifyParams& p) {
 }  // namespace
 
 Status conv_verify(const ConvVerifyParams& p) {
-  if (p.W < 1 || p.W > kMaxWidth) return Status::kUnsupported;
+  if (p.W < 1 || p.W > kMaxConvWidth) return Status::kUnsupported;
   if (p.has_pending && (p.has_prefix || p.pending.dtype != p.x.dtype)) return Status::kInvalidArgument;
   if (p.has_prefix && p.prefix.dtype != p.x.dtype) return Status::kInvalidArgument;
   return visit_dtype(p.x.dtype, [&](auto x_tag) {

@@ -87,4 +87,33 @@ void check_pool(const Tensor& pool, const char* name, Access access) {
                   ": slots that overlap cannot be written");
 }
 
+void check_apart(const Tensor& pool, const char* name, std::initializer_list<Named> inputs) {
+  const int64_t elements = pool.numel();
+  if (elements == 0) return;
+  const int64_t item = static_cast<int64_t>(pool.element_size());
+  const int64_t count = pool.size(0);
+  const int64_t slot = elements / count * item;  // bytes of one slot
+  const int64_t stride = std::max<int64_t>(pool.stride(0) * item, 1);
+  const auto base = reinterpret_cast<intptr_t>(pool.const_data_ptr());
+  for (const Named& input : inputs) {
+    if (input.tensor == nullptr) continue;
+    const Tensor& t = *input.tensor;
+    const int64_t begin = reinterpret_cast<intptr_t>(t.const_data_ptr()) - base;
+    if (begin >= (count - 1) * stride + slot) continue;
+    const auto sizes = t.sizes();
+    const auto strides = t.strides();
+    bool empty = false;
+    int64_t last = 0;  // offset of its last element
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      empty = empty || sizes[d] == 0;
+      last += (sizes[d] - 1) * strides[d];
+    }
+    const int64_t end = begin + (last + 1) * static_cast<int64_t>(t.element_size());
+    if (empty || end <= 0) continue;
+    const int64_t first = begin < slot ? 0 : (begin - slot) / stride + 1;  // first slot that ends after begin
+    STD_TORCH_CHECK(first * stride >= end, input.name, ": got a tensor that shares memory with ", name,
+                    ", which is written, want memory of its own (call .clone())");
+  }
+}
+
 }  // namespace specdec::binding

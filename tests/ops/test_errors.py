@@ -236,7 +236,9 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     ("weight dtype", {"weight": f32(C, W).half()}, r"weight: got dtype Half, want Float"),
     ("weight shape", {"weight": f32(7, W)}, r"weight: got shape \[7, 4\], want \[C, W\] = \[8, any\]"),
     ("weight stride", {"weight": f32(W, C).mT}, r"weight: got a non-contiguous tensor"),
-    ("weight width", {"weight": f32(C, 0)}, r"weight: got width 0, want at least 1"),
+    ("weight width", {"weight": f32(C, 0)}, r"weight: got W = 0, want 1 to 16"),
+    ("weight wide", {"weight": f32(C, 17)}, r"weight: got W = 17, want 1 to 16"),
+    ("channels", {"x": f32(B, N, 0)}, r"x: got no channels, want C of at least 1"),
     ("bias", {"bias": f32(C, 1)}, r"bias: got shape \[8, 1\], want \[C\]"),
     ("state shape", {"conv_state": f32(B, W, C)}, r"conv_state: got shape \[2, 4, 8\], want \[S, W-1, C\]"),
     (

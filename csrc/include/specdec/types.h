@@ -27,5 +27,6 @@ enum class Status : int32_t {
 
 constexpr int kMaxSerialNodes = 64;  // N of serial and hybrid verification, prefix included
 constexpr int kMaxSolveNodes = 256;  // N of the masked solve
+constexpr int kMaxConvWidth = 16;    // W of the short convolution
 
 }  // namespace specdec

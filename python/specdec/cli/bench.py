@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
-from specdec.cli.errors import as_option
+from specdec.cli.errors import as_option, note
 from specdec.cli.progress import progress_bar
 from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices
 from specdec.models import load_model, load_tokenizer
@@ -110,7 +109,7 @@ def run(options: Options) -> int:
         write_plot(options.plot, machine, rows)
     mismatches = [mismatch for m in measured for mismatch in m.mismatches]
     for mismatch in mismatches:
-        print(f"specdec: {mismatch}", file=sys.stderr)
+        note(str(mismatch))
     return MISMATCH if mismatches else 0
 
 

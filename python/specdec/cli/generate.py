@@ -14,7 +14,7 @@ from typing import Literal, TextIO, cast
 import torch
 
 from specdec.acceptance.sampling import SamplingParams
-from specdec.cli.errors import INTERRUPTED, as_option
+from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import print_panel
 from specdec.cli.text import TextWriter
 from specdec.generation import Request, Result, Statistics
@@ -129,7 +129,7 @@ def _read_stdin() -> str:
     if sys.stdin is None:  # started with it closed
         raise ValueError("prompt: stdin is closed")
     if sys.stdin.isatty():
-        print("specdec: the prompt comes from the terminal; end it with Ctrl-D", file=sys.stderr)
+        note("the prompt comes from the terminal; end it with Ctrl-D")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -143,10 +143,7 @@ def _loop(
     if spec is not None:
         continuations = []
         if spec.needs_continuations:
-            print(
-                "specdec: oracle drafter: decoding the prompt greedily first to know the answer",
-                file=sys.stderr,
-            )
+            note("oracle drafter: decoding the prompt greedily first to know the answer")
             baseline = get_method("autoregressive").build(model, None, MethodOptions())
             greedy = Request(request.prompt, request.max_new_tokens)
             continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
@@ -170,7 +167,7 @@ def _decode(loop: Loop, request: Request, writer: TextWriter) -> tuple[Result, b
             writer.flush()
             if interrupted:
                 break
-        events.close()  # type: ignore[attr-defined]  # a generator: its slots are freed now
+        events.close()  # its slots are freed now
     return results[0], bool(interrupted)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from specdec._checks import check_number
+
 if TYPE_CHECKING:
     import torch
 
@@ -127,8 +129,7 @@ class DrafterSpec:
         if kind == "model" and model:
             return cls("model", model)
         if kind in ("ngram", "oracle") and not colon:
-            if not 0.0 <= p <= 1.0:
-                raise ValueError(f"p: got {p}, want a probability in [0, 1]")
+            check_number("oracle_p", p, 0.0, 1.0)
             return cls(kind, p=p if kind == "oracle" else 1.0)
         raise ValueError(f"drafter: got {text!r}, want one of {choices(DRAFTERS)}")
 
