@@ -281,6 +281,7 @@ Status prefill(const PrefillParams& p) {
   if ((rec.gate == Gate::kNone) != (p.g == nullptr)) return Status::kInvalidArgument;
   if ((rec.update == Update::kDelta) != (p.beta != nullptr)) return Status::kInvalidArgument;
   if (p.lengths != nullptr && p.cu_seqlens != nullptr) return Status::kInvalidArgument;
+  if (p.precision != Precision::kIeee) return Status::kUnsupported;
   if (rec.DK % kKeyMultiple != 0 || p.state.dtype == DType::kFloat16) return Status::kUnsupported;
   clear_uncovered(p);
   if (p.B == 0 || rec.DV == 0) return Status::kOk;

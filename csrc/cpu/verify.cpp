@@ -12,6 +12,7 @@ Status verify(const VerifyParams& p) {
   if ((rec.update == Update::kDelta) != (p.beta != nullptr)) return Status::kInvalidArgument;
   // A prefix hangs below the durable state; pending factors would move that state away under it.
   if (p.has_pending && p.has_prefix) return Status::kInvalidArgument;
+  if (p.precision != Precision::kIeee) return Status::kUnsupported;
   switch (p.strategy) {
     case Strategy::kSerial:
     case Strategy::kHybrid:

@@ -77,6 +77,7 @@ struct VerifyParams {
   float* g_out = nullptr;  // [B, N, HV] or [B, N, HV, DK] contiguous; null without gate
 
   Strategy strategy = Strategy::kSerial;
+  Precision precision = Precision::kIeee;  // of solve: kIeee on a CPU, one of the others on a GPU
 };
 
 struct CommitParams {
@@ -107,6 +108,7 @@ struct PrefillParams {
   const int32_t* lengths = nullptr;     // [B], padded form; null: all T
   const int32_t* cu_seqlens = nullptr;  // [B + 1], packed form
   void* out = nullptr;                  // [B, T, HV, DV] contiguous, or [1, T, HV, DV]
+  Precision precision = Precision::kIeee;
 };
 
 // Last W-1 raw inputs of every sequence, oldest first.

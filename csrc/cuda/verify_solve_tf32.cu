@@ -1,0 +1,11 @@
+#include "launch.cuh"
+#include "verify_solve.cuh"
+
+namespace specdec::cuda {
+
+SPECDEC_INSTANCE(VerifySolve, SolveTraits<Precision::kTf32, false, 16>)
+SPECDEC_INSTANCE(VerifySolve, SolveTraits<Precision::kTf32, false, 32>)
+SPECDEC_INSTANCE(VerifySolve, SolveTraits<Precision::kTf32, true, 16>)
+SPECDEC_INSTANCE(VerifySolve, SolveTraits<Precision::kTf32, true, 32>)
+
+}  // namespace specdec::cuda
