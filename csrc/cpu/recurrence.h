@@ -11,6 +11,8 @@
 // the vector width alone.
 #pragma once
 
+#include <type_traits>
+
 #include "parallel.h"
 #include "simd.h"
 #include "simd_math.h"
@@ -38,8 +40,6 @@ constexpr int kRows = Vec::kWidth / 2;
 
 // DK is a multiple of it: no vector reaches over the end of a row, on any instruction set.
 constexpr int64_t kKeyMultiple = 16;
-
-enum class Factors { kNone, kOne, kMany };
 
 namespace detail {
 
@@ -70,81 +70,92 @@ struct Ahead {
   int64_t rows = 0;          // of every block of kRows
 };
 
-// kR rows of `source` [kR, DK], DK known at compile time where kDK > 0; the advanced rows go to `target` (may
-// be `source`; null: nobody reads them). `row` is the first row's index in the head, sk and sq [kR] receive
-// the dots of `probe`.
-template <Gate kGate, int kR, int kDK, Factors kFactors, bool kDots, typename Source, typename Target>
-inline void step_rows(const Source* source, Target* target, int64_t dk, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq, const Ahead& ahead) {
-  const int64_t DK = kDK > 0 ? kDK : dk;
-  Vec sums[2 * kR];
-  if constexpr (kDots) {
-    for (int i = 0; i < 2 * kR; ++i) sums[i] = Vec::zero();
+// Inlined by force: GCC takes a function that only prefetches for one without effect and drops its calls.
+SPECDEC_INLINE void fetch(const Ahead& ahead, int64_t DK, int64_t c, int64_t element) {
+  for (int64_t r = 0; r < ahead.rows; ++r) __builtin_prefetch(ahead.at + (r * DK + c) * element, 0, 2);
+}
+
+// Chunks [c, c + kC) of kR rows take `count` factors in token order. A row's chunk is one chain of dependent
+// operations, so several chunks are under way at once.
+template <Gate kGate, int kR, int kC, typename Source, typename Target>
+inline void fold_chunks(const Source* source, Target* target, int64_t DK, int64_t c, const Factor* factors,
+                        int64_t count, int64_t row) {
+  constexpr int kW = Vec::kWidth;
+  Vec s[kC][kR];
+  for (int i = 0; i < kC; ++i) {
+    for (int r = 0; r < kR; ++r) s[i][r] = Vec::load(source + r * DK + c + i * kW);
   }
-  Vec u[kR];
-  if constexpr (kFactors == Factors::kOne) {
-    for (int r = 0; r < kR; ++r) u[r] = Vec::set(factors[0].u[row + r]);
-  }
-  for (int64_t c = 0; c < DK; c += Vec::kWidth) {
-    Vec s[kR];
-    for (int r = 0; r < kR; ++r) s[r] = Vec::load(source + r * DK + c);
-    for (int64_t r = 0; r < ahead.rows; ++r) {
-      __builtin_prefetch(ahead.at + (r * DK + c) * static_cast<int64_t>(sizeof(Source)), 0, 2);
+  for (int64_t j = 0; j < count; ++j) {
+    const float* u = factors[j].u + row;
+    for (int i = 0; i < kC; ++i) {
+      for (int r = 0; r < kR; ++r) s[i][r] = detail::decayed<kGate>(s[i][r], factors[j].decay, c + i * kW);
     }
-    if constexpr (kFactors == Factors::kOne) {
-      const Vec k = Vec::load(factors[0].k + c);
-      for (int r = 0; r < kR; ++r) s[r] = fma(u[r], k, detail::decayed<kGate>(s[r], factors[0].decay, c));
-    }
-    if constexpr (kFactors == Factors::kMany) {
-      for (int64_t j = 0; j < count; ++j) {
-        const Vec k = Vec::load(factors[j].k + c);
-        const float* uj = factors[j].u + row;
-        for (int r = 0; r < kR; ++r) {
-          s[r] = fma(Vec::set(uj[r]), k, detail::decayed<kGate>(s[r], factors[j].decay, c));
-        }
-      }
-    }
-    if (target != nullptr) {
-      for (int r = 0; r < kR; ++r) s[r] = detail::written(target + r * DK + c, s[r]);
-    }
-    if constexpr (kDots) {
-      const Vec k = Vec::load(probe.k + c);
-      const Vec q = Vec::load(probe.q + c);
-      for (int r = 0; r < kR; ++r) {
-        if constexpr (kGate == Gate::kChannel) s[r] = detail::decayed<kGate>(s[r], probe.decay, c);
-        sums[r] = fma(s[r], k, sums[r]);
-        sums[kR + r] = fma(s[r], q, sums[kR + r]);
-      }
+    Vec k[kC];
+    for (int i = 0; i < kC; ++i) k[i] = Vec::load(factors[j].k + c + i * kW);
+    for (int r = 0; r < kR; ++r) {
+      const Vec ur = Vec::set(u[r]);
+      for (int i = 0; i < kC; ++i) s[i][r] = fma(ur, k[i], s[i][r]);
     }
   }
-  if constexpr (kDots) {
-    if constexpr (2 * kR == Vec::kWidth) {
-      float lanes[2 * kR];
-      hsum_all(sums).store(lanes);
-      std::memcpy(sk, lanes, kR * sizeof(float));
-      std::memcpy(sq, lanes + kR, kR * sizeof(float));
-    } else {
-      for (int r = 0; r < kR; ++r) {
-        sk[r] = hsum(sums[r]);
-        sq[r] = hsum(sums[kR + r]);
-      }
-    }
+  for (int i = 0; i < kC; ++i) {
+    for (int r = 0; r < kR; ++r) store(target + r * DK + c + i * kW, s[i][r]);
   }
 }
 
-// step_rows with the number of factors known only now.
-template <Gate kGate, int kR, int kDK, bool kDots, typename Source, typename Target>
-inline void step_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq, const Ahead& ahead) {
-  if (count == 0) {
-    step_rows<kGate, kR, kDK, Factors::kNone, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
-                                                     ahead);
-  } else if (count == 1) {
-    step_rows<kGate, kR, kDK, Factors::kOne, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
-                                                    ahead);
+// kR rows of `source` [kR, DK] take `count` factors and go to `target` (may be `source`). `row` is the first
+// row's index in the head.
+template <Gate kGate, int kR, typename Source, typename Target>
+inline void fold_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
+                      int64_t row, const Ahead& ahead) {
+  constexpr int kW = Vec::kWidth;
+  int64_t c = 0;
+  for (; c + 2 * kW <= DK; c += 2 * kW) {
+    fetch(ahead, DK, c, sizeof(Source));
+    fetch(ahead, DK, c + kW, sizeof(Source));
+    fold_chunks<kGate, kR, 2>(source, target, DK, c, factors, count, row);
+  }
+  if (c < DK) fold_chunks<kGate, kR, 1>(source, target, DK, c, factors, count, row);
+}
+
+// The dots of `probe` with kR rows, after the one factor (kFactor) that leads to them; the advanced rows go to
+// `target` (kWrite; may be `source`). Row i's dots are lane i of sk and sq. DK is known at compile time where
+// kDK > 0.
+template <Gate kGate, int kR, int kDK, bool kFactor, bool kWrite, typename Source, typename Target>
+SPECDEC_INLINE void step_rows(const Source* source, Target* target, int64_t dk, const Factor& factor,
+                              int64_t row, const Probe& probe, Vec& sk, Vec& sq, const Ahead& ahead) {
+  const int64_t DK = kDK > 0 ? kDK : dk;
+  // Read once: the compiler cannot know that the stores below leave them alone.
+  const float *write = factor.k, *decay = factor.decay, *key = probe.k, *query = probe.q;
+  const float* probe_decay = probe.decay;
+  const Ahead next = ahead;
+  Vec sums[2 * kR], u[kR], a = Vec::zero();
+  for (int i = 0; i < 2 * kR; ++i) sums[i] = Vec::zero();
+  if constexpr (kFactor) {
+    for (int r = 0; r < kR; ++r) u[r] = Vec::set(factor.u[row + r]);
+    if constexpr (kGate == Gate::kHead) a = Vec::set(decay[0]);
+  }
+  for (int64_t c = 0; c < DK; c += Vec::kWidth) {
+    fetch(next, DK, c, sizeof(Source));
+    if constexpr (kFactor && kGate == Gate::kChannel) a = Vec::load(decay + c);
+    Vec wk = Vec::zero();
+    if constexpr (kFactor) wk = Vec::load(write + c);
+    const Vec k = Vec::load(key + c), q = Vec::load(query + c);
+    for (int r = 0; r < kR; ++r) {
+      Vec s = Vec::load(source + r * DK + c);
+      if constexpr (kFactor) s = fma(u[r], wk, kGate == Gate::kNone ? s : a * s);
+      if constexpr (kWrite) s = detail::written(target + r * DK + c, s);
+      if constexpr (kGate == Gate::kChannel) s = detail::decayed<kGate>(s, probe_decay, c);
+      sums[r] = fma(s, k, sums[r]);
+      sums[kR + r] = fma(s, q, sums[kR + r]);
+    }
+  }
+  if constexpr (2 * kR == Vec::kWidth) {
+    sk = hsum_all(sums);
+    sq = swap_halves(sk);
   } else {
-    step_rows<kGate, kR, kDK, Factors::kMany, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
-                                                     ahead);
+    static_assert(kR == 1);
+    sk = Vec::set(hsum(sums[0]));
+    sq = Vec::set(hsum(sums[1]));
   }
 }
 
@@ -156,66 +167,85 @@ struct Pass {
   int64_t count;
   const Probe* probes;
   int64_t children;
-  float* sk;  // [children, sum_stride]
-  float* sq;
-  int64_t sum_stride;
-  Ahead ahead;  // laid out as the source of the pass
+  float* block;  // [kRows, DK], read where a state between factors and dots has no target
+  Ahead ahead;   // laid out as the source of the pass
 };
 
 // The first child is answered while its parent's rows are in registers, the others from the block just
-// written, which is still in the first cache: with two children or more and any factor, `target` must be
-// given.
-template <Gate kGate, int kR, int kDK, typename Source, typename Target>
-inline void run_block(const Source* source, Target* target, const Pass& p, int64_t r) {
+// written, which is still in the first cache. answer(child, r, rows, sk, sq) ends a token's step on `rows`
+// rows from row r of the pass: right after their dots, so that the next block is under way meanwhile.
+template <Gate kGate, int kR, int kDK, typename Source, typename Target, typename Answer>
+inline void run_block(const Source* source, Target* target, const Pass& p, int64_t r, Answer&& answer) {
   source += r * p.DK;
   if (target != nullptr) target += r * p.DK;
-  const Ahead ahead{p.ahead.at + r * p.DK * static_cast<int64_t>(sizeof(Source)), p.ahead.rows};
-  if (p.children == 0) {
-    if (p.count > 0) {
-      step_rows<kGate, kR, kDK, false>(source, target, p.DK, p.factors, p.count, p.row + r, Probe{}, nullptr,
-                                       nullptr, ahead);
+  Ahead ahead{p.ahead.at + r * p.DK * static_cast<int64_t>(sizeof(Source)), p.ahead.rows};
+  Vec sk, sq;
+  if (p.count == 1 && p.children == 1) {
+    const Factor& factor = p.factors[0];
+    if (target != nullptr) {
+      step_rows<kGate, kR, kDK, true, true>(source, target, p.DK, factor, p.row + r, p.probes[0], sk, sq,
+                                            ahead);
+    } else {
+      step_rows<kGate, kR, kDK, true, false>(source, target, p.DK, factor, p.row + r, p.probes[0], sk, sq,
+                                             ahead);
     }
+    answer(0, r, kR, sk, sq);
     return;
   }
-  step_rows<kGate, kR, kDK, true>(source, target, p.DK, p.factors, p.count, p.row + r, p.probes[0], p.sk + r,
-                                  p.sq + r, ahead);
-  const auto answer = [&](const auto* rows, int64_t c) {
-    step_rows<kGate, kR, kDK, Factors::kNone, true>(rows, static_cast<float*>(nullptr), p.DK, nullptr, 0, 0,
-                                                    p.probes[c], p.sk + c * p.sum_stride + r,
-                                                    p.sq + c * p.sum_stride + r, Ahead{});
-  };
-  for (int64_t c = 1; c < p.children; ++c) {
-    if (target != nullptr) {
-      answer(target, c);
-    } else {
-      answer(source, c);
+  const auto probe = [&](const auto* rows) {
+    for (int64_t c = 0; c < p.children; ++c) {
+      step_rows<kGate, kR, kDK, false, false>(rows, static_cast<float*>(nullptr), p.DK, Factor{}, 0,
+                                              p.probes[c], sk, sq, ahead);
+      answer(c, r, kR, sk, sq);
+      ahead = Ahead{};
     }
+  };
+  if (p.count == 0) return probe(source);
+  const Ahead fetched = ahead;
+  ahead = Ahead{};
+  if (target != nullptr) {
+    fold_rows<kGate, kR>(source, target, p.DK, p.factors, p.count, p.row + r, fetched);
+    probe(target);
+  } else {
+    fold_rows<kGate, kR>(source, p.block, p.DK, p.factors, p.count, p.row + r, fetched);
+    probe(p.block);
   }
 }
 
-template <Gate kGate, int kDK, typename Source, typename Target>
-inline void run_blocks(const Source* source, Target* target, const Pass& p) {
-  for (int64_t r = 0; r + kRows <= p.rows; r += kRows) run_block<kGate, kRows, kDK>(source, target, p, r);
+// Calls f with DK as a type where it is one of the usual head sizes, with 0 otherwise: compiled in, the
+// addresses of a block's rows are constants away from one pointer.
+template <typename F>
+inline void visit_width(int64_t DK, F&& f) {
+  if (DK == 64) return f(std::integral_constant<int, 64>{});
+  if (DK == 128) return f(std::integral_constant<int, 128>{});
+  if (DK == 256) return f(std::integral_constant<int, 256>{});
+  f(std::integral_constant<int, 0>{});
 }
 
-// The usual head sizes are compiled in: the addresses of a block's rows are then constants away from one
-// pointer.
-template <Gate kGate, typename Source, typename Target>
-inline void run_pass(const Source* source, Target* target, const Pass& p) {
-  switch (p.DK) {
-    case 64:
-      run_blocks<kGate, 64>(source, target, p);
-      break;
-    case 128:
-      run_blocks<kGate, 128>(source, target, p);
-      break;
-    case 256:
-      run_blocks<kGate, 256>(source, target, p);
-      break;
-    default:
-      run_blocks<kGate, 0>(source, target, p);
+template <Gate kGate, typename Source, typename Target, typename Answer>
+inline void run_pass(const Source* source, Target* target, const Pass& p, Answer&& answer) {
+  visit_width(p.DK, [&](auto width) {
+    int64_t r = 0;
+    for (; r + kRows <= p.rows; r += kRows) {
+      run_block<kGate, kRows, decltype(width)::value>(source, target, p, r, answer);
+    }
+    for (; r < p.rows; ++r) run_block<kGate, 1, 0>(source, target, p, r, answer);
+  });
+}
+
+// Rows [row, row + rows) of a durable state take `count` factors in place; the next block is fetched.
+template <Gate kGate, typename State>
+inline void fold_pass(State* state, int64_t DK, int64_t row, int64_t rows, const Factor* factors,
+                      int64_t count) {
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows) {
+    State* block = state + r * DK;
+    const Ahead next{reinterpret_cast<const char*>(block + kRows * DK), kRows};
+    fold_rows<kGate, kRows>(block, block, DK, factors, count, row + r, next);
   }
-  for (int64_t r = p.rows / kRows * kRows; r < p.rows; ++r) run_block<kGate, 1, 0>(source, target, p, r);
+  for (; r < rows; ++r) {
+    fold_rows<kGate, 1>(state + r * DK, state + r * DK, DK, factors, count, row + r, Ahead{});
+  }
 }
 
 template <Gate kGate>
