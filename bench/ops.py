@@ -23,10 +23,11 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+
 from specdec import ops
 from specdec.bench.machine import cpu_model
 from specdec.ops import Factors, Pending, reference
-from torch import Tensor
 
 HEADS, WIDTH, LAYERS, DRAFT = 8, 256, 24, 8
 STRATEGIES = ("serial", "hybrid", "solve")
@@ -304,7 +305,7 @@ def print_strategies(console: Console, rows: list[dict[str, Any]]) -> None:
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write machine and rows here.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few repeats and shapes: does it run?")] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads; default: torch's.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: torch's.")] = None,
     strategies: Annotated[bool, typer.Option(help="The strategy table too.")] = True,
 ) -> None:
     """Benchmarks specdec's operators; every row is checked against the float64 reference before it is timed.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torch on one thread: fastest for tiny models, and the same count for bit-equality."""
-    threads = torch.get_num_threads()
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """torch on one thread: fastest for tiny tensors, also where the machine is busy. Tests of threading ask
+    for more with `set_threads`.
+    """
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """`torch.set_num_threads`, taken back after the test."""
+    yield torch.set_num_threads
+    torch.set_num_threads(1)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from lossless.biased import argmax_draft, drops_unlikely_draft, resample_from_target, siblings_without_removal
 from lossless.enumeration import emitted_law, outcomes
 from lossless.statistics import ALPHA, chi_square, sampled_texts

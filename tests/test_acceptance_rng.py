@@ -6,9 +6,10 @@ import doctest
 
 import numpy as np
 import pytest
-import specdec.acceptance.rng
 from scipy import stats
-from specdec.acceptance import Stream, categorical, resolve_seed, uniform, uniform_grid, uniforms
+
+import specdec.acceptance.rng
+from specdec.acceptance import Stream, categorical, resolve_seed, uniform, uniform_grid
 from specdec.acceptance.rng import philox4x32
 
 
@@ -33,7 +34,7 @@ def test_one_number_and_many_agree() -> None:
         for seed in seeds:
             for position in positions:
                 want = [uniform(seed, position, stream, d) for d in range(5)]
-                assert uniforms(seed, position, 5, stream).tolist() == want
+                assert uniform_grid(seed, position, stream, np.arange(5)).tolist() == want
     grid = uniform_grid(np.array(seeds, np.uint64)[:, None], np.array(positions), Stream.SAMPLE, 3)
     assert grid.shape == (8, 5)
     assert grid[4, 2] == uniform(seeds[4], positions[2], Stream.SAMPLE, 3)

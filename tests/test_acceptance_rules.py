@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import specdec.acceptance.greedy
-import specdec.acceptance.speculative
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import specdec.acceptance.greedy
+import specdec.acceptance.speculative
 from lossless.toys import Kind, Proposal, Tree
 from specdec.acceptance import (
     PenaltyHistory,
@@ -103,7 +104,7 @@ def test_greedy_names_the_wrong_argument() -> None:
         accept_greedy(a, a[:, :2], None, size)
     with pytest.raises(ValueError, match=r"parents: got \(1, 3\)"):
         accept_greedy(a, a, a[:1], size)
-    with pytest.raises(ValueError, match=r"lengths: got \(1,\), wanted \[2\]"):
+    with pytest.raises(ValueError, match=r"lengths: got \(1,\), want \[2\]"):
         accept_greedy(a, a, None, size[:1])
 
 
@@ -258,21 +259,21 @@ def test_errors_name_the_argument() -> None:
     def decide(tokens: list[int], proposal: Proposal | None) -> None:
         accept_sampled(logits, tokens, proposal, params, None, 0, 0)
 
-    with pytest.raises(ValueError, match=r"SpecInfer.*wanted a chain or kind DETERMINISTIC"):
+    with pytest.raises(ValueError, match=r"SpecInfer.*want a chain or kind DETERMINISTIC"):
         decide([0, 1, 2], Proposal(fork, Kind.IID, rows))
     with pytest.raises(ValueError, match="Sequoia"):
         decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))
-    with pytest.raises(ValueError, match=r"draft_probs: got None, wanted \[2, 9\]"):
+    with pytest.raises(ValueError, match=r"draft_probs: got None, want \[2, 9\]"):
         decide([0, 1, 2], Proposal(line, Kind.IID))
-    with pytest.raises(ValueError, match=r"p_draft: got \(1, 9\), wanted \[n, V\] = \[2, 9\]"):
+    with pytest.raises(ValueError, match=r"p_draft: got \(1, 9\), want \[n, V\] = \[2, 9\]"):
         decide([0, 1, 2], Proposal(line, Kind.IID, rows[:1]))
-    with pytest.raises(ValueError, match=r"draft 1: got token 9, wanted a token in \[0, 9\)"):
+    with pytest.raises(ValueError, match=r"draft 1: got token 9, want a token in \[0, 9\)"):
         decide([0, 1, 9], Proposal(line, Kind.DETERMINISTIC))
-    with pytest.raises(ValueError, match="tokens: got 3, wanted the root token and 0 drafts"):
+    with pytest.raises(ValueError, match="tokens: got 3, want the root token and 0 drafts"):
         decide([0, 1, 2], None)
-    with pytest.raises(ValueError, match=r"logits: got \(3, 9\), wanted \[N, V\] for N = 2"):
+    with pytest.raises(ValueError, match=r"logits: got \(3, 9\), want \[N, V\] for N = 2"):
         decide([0, 1], None)
-    with pytest.raises(ValueError, match=r"p_target: got \(1, 2\), wanted \[2, V\]"):
+    with pytest.raises(ValueError, match=r"p_target: got \(1, 2\), want \[2, V\]"):
         accept_chain(np.ones((1, 2)), None, [0], [], [0.0])
     logits[0, 3] = float("nan")
     with pytest.raises(ValueError, match="positive finite sum"):

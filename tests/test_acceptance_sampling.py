@@ -6,10 +6,11 @@ import doctest
 
 import numpy as np
 import pytest
-import specdec.acceptance.sampling
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import specdec.acceptance.sampling
 from lossless.reference import distribution
 from specdec.acceptance import PenaltyHistory, SamplingParams, greedy_tokens, penalise, process_logits
 
@@ -164,7 +165,7 @@ def test_history_counts_a_token_once_and_forgets_rejected_drafts() -> None:
     on_path = once.with_path([2, 0, 2])
     assert penalise(logits, params, on_path).tolist() == [2.0, 4.0, -8.0, 4.0]
     assert penalise(logits, params, once.seen).tolist() == [2.0, 4.0, -4.0, 4.0]  # the path left no trace
-    with pytest.raises(ValueError, match=r"got 4, wanted tokens in \[0, 4\)"):
+    with pytest.raises(ValueError, match=r"got 4, want tokens in \[0, 4\)"):
         once.extend([1, 4])
     assert once.seen.tolist() == [True, False, False, False]
     with pytest.raises(ValueError, match="got -1"):

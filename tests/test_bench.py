@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
 from specdec.acceptance import SamplingParams
 from specdec.bench.contenders import BASELINE, MethodContender, ReferenceContender, Run, Tokens
 from specdec.bench.harness import Unit, measure, rows_of
@@ -17,7 +19,6 @@ from specdec.bench.report import over_reference, write_plot
 from specdec.cli.app import app
 from specdec.methods import DrafterSpec, MethodOptions
 from specdec.models.reference import ReferenceGatedDeltaNet
-from typer.testing import CliRunner
 
 RUNNER = CliRunner()
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+
 from specdec.models.checkpoint import (
     expected_tensors,
     is_matrix,
@@ -76,26 +77,26 @@ def test_parameter_count_and_dict_round_trip(changes: dict) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": "16"}, "hidden_size is '16', wanted an integer"),
+        ({"hidden_size": "16"}, "hidden_size is '16', want an integer"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"hidden_size": 0}, "hidden_size is 0"),
         ({"hidden_size": 1 << 40}, "hidden_size is 1099511627776"),
         ({"hidden_size": 16.0}, r"hidden_size is 16\.0"),
-        ({"num_v_heads": 3}, "num_v_heads is 3, wanted a multiple of num_heads, which is 2"),
-        ({"expand_v": 1.3}, r"expand_v is 1\.3, wanted a value whose product with head_dim 4"),
+        ({"num_v_heads": 3}, "num_v_heads is 3, want a multiple of num_heads, which is 2"),
+        ({"expand_v": 1.3}, r"expand_v is 1\.3, want a value whose product with head_dim 4"),
         ({"expand_v": float("nan")}, "expand_v is nan"),
         ({"expand_v": float("inf")}, "expand_v is inf"),
         ({"norm_eps": 0.0}, r"norm_eps is 0\.0"),
         ({"norm_eps": "1e-6"}, "norm_eps is '1e-6'"),
-        ({"use_gate": 1}, "use_gate is 1, wanted true or false"),
+        ({"use_gate": 1}, "use_gate is 1, want true or false"),
         ({"use_short_conv": False, "conv_bias": True}, "conv_bias is true"),
         ({"conv_size": 0}, "conv_size is 0"),
-        ({"bos_token_id": 40}, "bos_token_id is 40, wanted an integer from 0 to 39"),
+        ({"bos_token_id": 40}, "bos_token_id is 40, want an integer from 0 to 39"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id is '2'"),
         ({"eos_token_id": {}}, "eos_token_id is {}"),
-        ({"early_exit_layers": [2]}, "early_exit_layers .* is 2, wanted an integer from 1 to 1"),
+        ({"early_exit_layers": [2]}, "early_exit_layers .* is 2, want an integer from 1 to 1"),
         ({"early_exit_layers": [1, 1]}, "early_exit_layers"),
-        ({"early_exit_layers": "1"}, "early_exit_layers is '1', wanted a list"),
+        ({"early_exit_layers": "1"}, "early_exit_layers is '1', want a list"),
         ({"attn": {"layers": [1], "num_heads": 2}}, "attn is .* not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
         ({"use_mamba_gate": False}, "use_mamba_gate is False, which is not supported"),
@@ -104,7 +105,7 @@ def test_parameter_count_and_dict_round_trip(changes: dict) -> None:
         ({"intermediate_size": None, "hidden_ratio": float("inf")}, "hidden_ratio is inf"),
         (
             {"hidden_size": 1 << 17, "vocab_size": 1 << 22, "num_hidden_layers": 1024},
-            "parameters, wanted at most",
+            "parameters, want at most",
         ),
     ],
 )
@@ -231,7 +232,7 @@ def test_every_misfit_is_reported_by_name(tmp_path: Path) -> None:
     for part in (
         "model.layers.1.attn.A_log is missing",
         "model.layers.0.attn.D is unexpected",
-        "model.layers.0.attn.q_conv1d.weight has shape [8, 4], wanted [8, 1, 4]",
+        "model.layers.0.attn.q_conv1d.weight has shape [8, 4], want [8, 1, 4]",
     ):
         assert part in str(error.value)
     # A config of another size mismatches everywhere; the message stays short.
@@ -298,7 +299,7 @@ def test_an_index_cannot_point_outside(tmp_path: Path, name: object) -> None:
     save_file(random_weights(small()), tmp_path / "secret.safetensors")
     index = {"weight_map": dict.fromkeys(expected_tensors(small()), name)}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"wanted a \.safetensors file in the same directory"):
+    with pytest.raises(ValueError, match=r"want a \.safetensors file in the same directory"):
         load_weights(directory, small())
 
 
@@ -431,5 +432,5 @@ def test_stop_matcher_against_brute_force(pieces: list[str], stops: list[str]) -
 
 @pytest.mark.parametrize("stops", ["abc", [""], [3]])
 def test_bad_stops(stops: object) -> None:
-    with pytest.raises(ValueError, match="wanted a list of non-empty strings"):
+    with pytest.raises(ValueError, match="want a list of non-empty strings"):
         StopMatcher(stops)  # type: ignore[arg-type]

@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
 from specdec import __version__
 from specdec.cli.app import app
 from specdec.models.checkpoint import load_config, resolve_model
 from specdec.models.tokenizer import Tokenizer
-from typer.testing import CliRunner
 
 RUNNER = CliRunner()
 PROMPT = "def fibonacci(n):\n"
@@ -90,6 +91,16 @@ def test_stop_text_is_cut_off_at_every_place(tokenizer: Tokenizer) -> None:
         assert stop not in tokenizer.decode(record["tokens"][:-1])
 
 
+def test_stop_texts_are_looked_for_after_the_prompt() -> None:
+    """One that the prompt holds, or begins and the text goes on with, ends nothing."""
+    whole = _json(PROMPT, "--max-new-tokens", "24")
+    for stop in ("fibonacci", PROMPT[-3:] + whole["text"][:3]):
+        record = _json(PROMPT, "--max-new-tokens", "24", "--stop", stop)
+        assert stop not in whole["text"]
+        assert record["tokens"] == whole["tokens"]
+        assert record["finish_reason"] == "length"
+
+
 def test_stdout_is_the_text_and_stderr_the_panel() -> None:
     text = _json(PROMPT, "--max-new-tokens", "24")["text"]
     for flag in ("--stream", "--no-stream"):
@@ -141,6 +152,14 @@ def test_a_sampled_run_is_repeated_by_its_seed() -> None:
         (["generate", "x", "--max-new-tokens", "many"], ["--max-new-tokens"]),
         (["generate", "x", "--temperature", "-1"], ["--temperature"]),
         (["generate", "x", "--temperature", "nan"], ["--temperature"]),
+        (["generate", "x", "--temperature", "1e-310"], ["--temperature: got 1e-310, want 0 (greedy) or"]),
+        (["generate", "x", "--temperature", "inf"], ["--temperature"]),
+        (["generate", "x", "--min-p", "nan"], ["--min-p"]),
+        (["generate", "x", "--top-p", "nan"], ["--top-p: got nan"]),
+        (["generate", "x", "--repetition-penalty", "nan"], ["--repetition-penalty: got nan"]),
+        (["generate", "x", "--repetition-penalty", "1e300"], ["--repetition-penalty: got 1e+300"]),
+        (["generate", "x", "--drafter", "oracle", "--oracle-p", "nan"], ["--oracle-p"]),
+        (["generate", "x", "--max-new-tokens", "2.5"], ["--max-new-tokens"]),
         (["generate", "x", "--top-p", "0"], ["--top-p"]),
         (["generate", "x", "--repetition-penalty", "0"], ["--repetition-penalty"]),
         (["generate", "x", "--seed", "-1"], ["--seed"]),
@@ -151,6 +170,11 @@ def test_a_sampled_run_is_repeated_by_its_seed() -> None:
         (["generate", "--nonsense"], ["--nonsense"]),
         (["nonsense"], ["nonsense"]),
         (["tune"], ["--kernels"]),
+        (["tune", "--kernels", "--seconds", "nan"], ["--seconds"]),
+        (["tune", "--kernels", "--seconds", "inf"], ["--seconds: got inf"]),
+        (["bench", "--temperature", "nan"], ["--temperature"]),
+        (["bench", "--drafter", "oracle", "--oracle-p", "nan"], ["--oracle-p"]),
+        (["bench", "--batch", "1.5"], ["--batch"]),
         (["bench", "--methods", "magic"], ["--methods", "magic", "reference"]),
         (["bench", "--batch", "0"], ["--batch"]),
         (["bench", "--prompts", "nowhere.json"], ["--prompts", "nowhere.json"]),
@@ -201,8 +225,17 @@ def test_tune_writes_the_users_table_and_info_names_it(
         strategy.reload()  # the tables of other tests are those of the package
 
 
-def test_help_imports_no_torch() -> None:
-    code = "import sys; import specdec.cli.app; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("specdec.cli.app", "torch"),
+        ("specdec.training.pretrain", "specdec.ops"),
+        ("specdec.models", "specdec.ops"),
+    ],
+)
+def test_imports_stay_light(module: str, heavy: str) -> None:
+    """--help answers without torch; configurations, tokenizers and training need no compiled library."""
+    code = f"import sys; import {module}; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
 
 
@@ -265,6 +298,30 @@ def test_what_the_shell_may_hand_over_is_one_line(arguments: str, word: str) -> 
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert word in done.stderr
+
+
+def test_with_stderr_closed_stdout_is_the_text_alone() -> None:
+    text = _json(PROMPT, "--max-new-tokens", "4")["text"]
+    script = f'"{sys.executable}" -m specdec generate - --max-new-tokens 4 --drafter oracle 2>&-'
+    done = subprocess.run(
+        ["bash", "-c", script], input=PROMPT, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    assert (done.returncode, done.stdout) == (0, text)
+
+
+def test_a_terminal_without_utf8_gets_the_text_with_marks() -> None:
+    """At a high temperature the bytes are no text: U+FFFD, which ASCII does not have."""
+    args = ["generate", PROMPT, "--max-new-tokens", "60", "--temperature", "40", "--seed", "2"]
+    outputs = [
+        subprocess.run(
+            [*COMMAND, *args], capture_output=True, env={**ENVIRONMENT, "PYTHONIOENCODING": encoding}
+        )
+        for encoding in ("utf-8", "ascii")
+    ]
+    assert [done.returncode for done in outputs] == [0, 0]
+    text = outputs[0].stdout.decode("utf-8")
+    assert not text.isascii()
+    assert outputs[1].stdout == text.encode("ascii", errors="replace")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("two\nlines")])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.huggingface import convert, convert_config, convert_weights
@@ -23,8 +24,6 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
@@ -131,14 +130,14 @@ def values(**changes: Any) -> dict[str, Any]:
         ({"model_type": "llama"}, "model_type is 'llama'"),
         (
             {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-            "layer_types has full_attention, wanted linear_attention only",
+            "layer_types has full_attention, want linear_attention only",
         ),
-        ({"layer_types": ["linear_attention"]}, "wanted a list with one entry for each layer"),
+        ({"layer_types": ["linear_attention"]}, "want a list with one entry for each layer"),
         ({"layer_types": None}, "layer_types is None"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"model_type": "qwen3_next", "num_experts": 8}, "mixture-of-experts"),
         ({"linear_key_head_dim": 0}, "a size is missing or not a number"),
-        ({"linear_num_value_heads": 5}, "num_v_heads is 5, wanted a multiple"),
+        ({"linear_num_value_heads": 5}, "num_v_heads is 5, want a multiple"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
@@ -158,7 +157,7 @@ def test_misfitting_weights(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 tensors have no place .*self_attn\.q_proj"):
         convert_weights(config, {**state, "model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)})
     name = "model.layers.1.linear_attn.in_proj_qkv.weight"
-    with pytest.raises(ValueError, match=r"in_proj_qkv\.weight has shape \[3, 3\], wanted \[208, 48\]"):
+    with pytest.raises(ValueError, match=r"in_proj_qkv\.weight has shape \[3, 3\], want \[208, 48\]"):
         convert_weights(config, {**state, name: torch.ones(3, 3)})
     with pytest.raises(ValueError, match=r"in_proj_qkv\.weight has dtype torch\.int8"):
         convert_weights(config, {**state, name: state[name].to(torch.int8)})

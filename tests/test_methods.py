@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.loop.models import random_model
+
 from specdec.acceptance import SamplingParams
 from specdec.drafters.ngram import NGramDrafter
 from specdec.generation import Request
@@ -11,8 +13,6 @@ from specdec.methods import METHODS, DrafterSpec, MethodOptions, build_drafter, 
 from specdec.methods.autoregressive import autoregressive
 from specdec.methods.specla import specla
 from specdec.models.base import CausalLM
-
-from tests.loop.models import random_model
 
 PROMPTS = [[0, 5, 9, 5, 9, 5], [0, 7, 7, 3], [0, 11]]
 
@@ -77,7 +77,7 @@ def test_unknown_names_list_what_there_is() -> None:
     for text in ("magic", "model", "model:", "ngram:3", "oracle:1", ""):
         with pytest.raises(ValueError, match=r"want one of ngram, model:DIR, oracle"):
             DrafterSpec.parse(text)
-    with pytest.raises(ValueError, match=r"p: got 1\.5"):
+    with pytest.raises(ValueError, match=r"oracle_p: got 1\.5"):
         DrafterSpec.parse("oracle", p=1.5)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specdec._host import SuffixAutomaton
 from specdec.drafters import DraftRequest, NGramDrafter, Proposal, ProposalKind
 from specdec.tree import TokenTree
@@ -223,9 +224,9 @@ def test_slots_are_independent_and_follow_what_is_emitted() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="min_match: got 0, want at least 1"):
+    with pytest.raises(ValueError, match="min_match: got 0, want an integer, from 1"):
         NGramDrafter(min_match=0)
-    with pytest.raises(ValueError, match=r"max_match: got 2, want at least min_match \(3\)"):
+    with pytest.raises(ValueError, match=r"max_match \(at least min_match\): got 2, want an integer, from 3"):
         NGramDrafter(min_match=3, max_match=2)
     with pytest.raises(ValueError, match="branches: got 0"):
         NGramDrafter(branches=0)

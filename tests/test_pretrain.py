@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
+
 from specdec.models.checkpoint import expected_tensors, load_config, load_weights, save_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.reference import ReferenceGatedDeltaNet
@@ -22,9 +24,6 @@ from specdec.training.corpus import TokenWindows, read_texts, train_tokenizer, w
 from specdec.training.loop import Training, TrainingOptions
 from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
 from specdec.training.pretrain import app
-from typer.testing import CliRunner
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 1, "num_v_heads": 2,
@@ -255,14 +254,14 @@ def test_training_learns_and_ends_as_a_model(text_folder: Path, tmp_path: Path) 
     [
         ([], "--text is missing"),
         (["--text", "/nowhere"], "'/nowhere' is not a folder"),
-        (["--text", "TEXT", "--lr", "0"], "lr is 0.0, wanted above 0"),
-        (["--text", "TEXT", "--layer-dropout", "1"], "layer_dropout is 1.0"),
-        (["--text", "TEXT", "--seq-len", "0"], "seq_len is 0, wanted at least 1"),
+        (["--text", "TEXT", "--lr", "0"], "lr: got 0.0, want a number above 0"),
+        (["--text", "TEXT", "--layer-dropout", "1"], "layer_dropout: got 1.0"),
+        (["--text", "TEXT", "--seq-len", "0"], "seq_len: got 0, want an integer, at least 1"),
         (["--text", "TEXT", "--exit-layers", "two"], "--exit-layers is 'two'"),
         (["--text", "TEXT", "--exit-layers", "99"], "early_exit_layers"),
         (["--text", "TEXT", "--config", "/nowhere.json"], "/nowhere.json: cannot be read"),
         (["--text", "TEXT", "--tokenizer", "/nowhere"], "has no tokenizer.json"),
-        (["--text", "TEXT", "--seq-len", "100000"], "wanted at least 200001 (two windows of 100000)"),
+        (["--text", "TEXT", "--seq-len", "100000"], "want at least 200001 (two windows of 100000)"),
         (["--resume"], "has no training.safetensors to resume from"),
         (["--resume", "--lr", "0.1"], "--lr: not with --resume"),
     ],

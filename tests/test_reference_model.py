@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from specdec.models.checkpoint import expected_tensors, load_config, load_weights, resolve_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.reference import ReferenceGatedDeltaNet
 from specdec.models.tokenizer import Tokenizer
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "gdn_code_golden.json").read_text(encoding="utf-8"))
 ENTRIES = GOLDEN["entries"]
@@ -193,5 +192,5 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     config = load_config(directory)
     weights = load_weights(directory, config)
     weights["model.norm.weight"] = weights["model.norm.weight"][:-1]
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[255\], wanted \[256\]"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[255\], want \[256\]"):
         ReferenceGatedDeltaNet(config, weights)

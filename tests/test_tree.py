@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specdec.drafters import Proposal, ProposalKind, batch_proposals
 from specdec.tree import MAX_NODES, TokenTree
 

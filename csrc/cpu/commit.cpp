@@ -9,7 +9,7 @@
 #include "path.h"
 #include "recurrence.h"
 #include "scratch.h"
-#include "verify_stage.h"
+#include "stage.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 

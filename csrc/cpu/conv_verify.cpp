@@ -9,35 +9,19 @@
 
 #include "conv_window.h"
 #include "parallel.h"
-#include "simd.h"
+#include "rows.h"
 #include "simd_math.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
 namespace {
 
-constexpr int64_t kMaxWidth = 16;
 // Channels of a work item: its taps stay in the first cache beside W rows of input.
 constexpr int64_t kTile = 256;
 
-// The first `count` lanes, zero beyond.
-template <typename T>
-Vec load_lanes(const T* p, int64_t count) {
-  float lanes[Vec::kWidth] = {};
-  for (int64_t i = 0; i < count; ++i) lanes[i] = to_float(p[i]);
-  return Vec::load(lanes);
-}
-
-template <typename T>
-void store_lanes(T* p, Vec a, int64_t count) {
-  float lanes[Vec::kWidth];
-  a.store(lanes);
-  for (int64_t i = 0; i < count; ++i) p[i] = from_float<T>(lanes[i]);
-}
-
 // Weights of a channel tile, one row a tap, padded with zeros to whole vectors.
 struct Taps {
-  alignas(64) float weight[kMaxWidth][kTile];
+  alignas(64) float weight[kMaxConvWidth][kTile];
   alignas(64) float bias[kTile];
 
   // kW > 0 is the width known at compile time: the transposition then runs in vector shuffles.
@@ -74,7 +58,7 @@ class Inputs {
   // rows [W] of new node n, oldest first.
   void find(int64_t n, InputRow* rows) const {
     int64_t id = prefix_ + n;
-    int64_t j = std::min(p_.W, kMaxWidth) - 1;
+    int64_t j = std::min<int64_t>(p_.W, kMaxConvWidth) - 1;
     for (; j >= 0 && id >= 0; --j) {
       rows[j] = {raw(id), false};
       id = parent(id);
@@ -102,12 +86,9 @@ class Inputs {
 
 template <typename X, typename S, bool kWhole>
 Vec load_input(const InputRow& row, int64_t c, int64_t count) {
-  if (!std::is_same_v<X, S> && row.in_window) {
-    const S* p = static_cast<const S*>(row.data) + c;
-    return kWhole ? Vec::load(p) : load_lanes(p, count);
-  }
-  const X* p = static_cast<const X*>(row.data) + c;
-  return kWhole ? Vec::load(p) : load_lanes(p, count);
+  const int64_t lanes = kWhole ? Vec::kWidth : count;
+  if (!std::is_same_v<X, S> && row.in_window) return load_some(static_cast<const S*>(row.data) + c, lanes);
+  return load_some(static_cast<const X*>(row.data) + c, lanes);
 }
 
 // One vector of channels of one node; `count` lanes of it where kWhole is false.
@@ -119,11 +100,7 @@ void run_vector(const Taps& taps, const InputRow* rows, int64_t W, int64_t c, in
     sum = fma(Vec::load(taps.weight[j] + c), load_input<X, S, kWhole>(rows[j], c, count), sum);
   }
   if (kSilu) sum = silu(sum);
-  if (kWhole) {
-    store(y + c, sum);
-  } else {
-    store_lanes(y + c, sum, count);
-  }
+  store_some(y + c, sum, kWhole ? Vec::kWidth : count);
 }
 
 template <typename X, typename S, int kW, bool kSilu>
@@ -134,7 +111,7 @@ void run_tile(const ConvVerifyParams& p, int64_t b, int64_t slot, int64_t length
   const Inputs<X, S> inputs(p, b, slot, begin);
   const int64_t whole = count / Vec::kWidth * Vec::kWidth;
   for (int64_t n = 0; n < length; ++n) {
-    InputRow rows[kMaxWidth];
+    InputRow rows[kMaxConvWidth];
     inputs.find(n, rows);
     X* y = static_cast<X*>(p.y) + (b * p.N + n) * p.C + begin;
     for (int64_t c = 0; c < whole; c += Vec::kWidth) {
@@ -186,7 +163,7 @@ Status run(const ConvVerifyParams& p) {
 }  // namespace
 
 Status conv_verify(const ConvVerifyParams& p) {
-  if (p.W < 1 || p.W > kMaxWidth) return Status::kUnsupported;
+  if (p.W < 1 || p.W > kMaxConvWidth) return Status::kUnsupported;
   if (p.has_pending && (p.has_prefix || p.pending.dtype != p.x.dtype)) return Status::kInvalidArgument;
   if (p.has_prefix && p.prefix.dtype != p.x.dtype) return Status::kInvalidArgument;
   return visit_dtype(p.x.dtype, [&](auto x_tag) {

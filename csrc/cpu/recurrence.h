@@ -102,6 +102,9 @@ inline void fold_chunks(const Source* source, Target* target, int64_t DK, int64_
   }
 }
 
+// Few factors wait for memory, not for each other.
+constexpr int64_t kManyFactors = 4;
+
 // kR rows of `source` [kR, DK] take `count` factors and go to `target` (may be `source`). `row` is the first
 // row's index in the head.
 template <Gate kGate, int kR, typename Source, typename Target>
@@ -109,17 +112,22 @@ inline void fold_rows(const Source* source, Target* target, int64_t DK, const Fa
                       int64_t row, const Ahead& ahead) {
   constexpr int kW = Vec::kWidth;
   int64_t c = 0;
-  for (; c + 2 * kW <= DK; c += 2 * kW) {
-    fetch(ahead, DK, c, sizeof(Source));
-    fetch(ahead, DK, c + kW, sizeof(Source));
-    fold_chunks<kGate, kR, 2>(source, target, DK, c, factors, count, row);
+  if (count >= kManyFactors) {
+    for (; c + 2 * kW <= DK; c += 2 * kW) {
+      fetch(ahead, DK, c, sizeof(Source));
+      fold_chunks<kGate, kR, 2>(source, target, DK, c, factors, count, row);
+      fetch(ahead, DK, c + kW, sizeof(Source));
+    }
   }
-  if (c < DK) fold_chunks<kGate, kR, 1>(source, target, DK, c, factors, count, row);
+  for (; c < DK; c += kW) {
+    fetch(ahead, DK, c, sizeof(Source));
+    fold_chunks<kGate, kR, 1>(source, target, DK, c, factors, count, row);
+  }
 }
 
-// The dots of `probe` with kR rows, after the one factor (kFactor) that leads to them; the advanced rows go to
-// `target` (kWrite; may be `source`). Row i's dots are lane i of sk and sq. DK is known at compile time where
-// kDK > 0.
+// The dots of `probe` with kR rows, after the one factor (kFactor) that leads to them; the advanced rows go
+// to `target` (kWrite; may be `source`). Row i's dots are lane i of sk and sq. DK is known at compile time
+// where kDK > 0.
 template <Gate kGate, int kR, int kDK, bool kFactor, bool kWrite, typename Source, typename Target>
 SPECDEC_INLINE void step_rows(const Source* source, Target* target, int64_t dk, const Factor& factor,
                               int64_t row, const Probe& probe, Vec& sk, Vec& sq, const Ahead& ahead) {

@@ -13,9 +13,8 @@
 
 #include <initializer_list>
 
-#include "recurrence.h"
 #include "small_matmul.h"
-#include "verify_stage.h"
+#include "stage.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -23,74 +22,11 @@ namespace specdec::cpu::SPECDEC_ISA {
 struct Coefficients {
   int64_t n = 0;
   int64_t ld = 0;           // >= n rounded up to kBlock
-  float* write = nullptr;   // W [n rounded up to kBlock, ld], zero on and above the diagonal; delta rule only
-  float* read = nullptr;    // R, zero above the diagonal
+  float* write = nullptr;   // W [n rounded up to kBlock, ld], read below the diagonal; delta rule only
+  float* read = nullptr;    // R, read up to the diagonal
   float* decays = nullptr;  // D; gate per head or none
   float* reach = nullptr;   // [n]: e^G; gate per head
 };
-
-// --- rows of any type ---
-
-// x [count] -> out, in float32.
-inline void widen_row(DType dtype, const void* x, int64_t offset, int64_t count, float* out) {
-  visit_dtype(dtype, [&](auto tag) {
-    const auto* from = static_cast<const decltype(tag)*>(x) + offset;
-    int64_t c = 0;
-    for (; c + Vec::kWidth <= count; c += Vec::kWidth) Vec::load(from + c).store(out + c);
-    for (; c < count; ++c) out[c] = to_float(from[c]);
-  });
-}
-
-// out [count] <- x, rounded to its type.
-inline void narrow_row(DType dtype, const float* x, int64_t count, void* out, int64_t offset) {
-  visit_dtype(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    T* to = static_cast<T*>(out) + offset;
-    int64_t c = 0;
-    for (; c + Vec::kWidth <= count; c += Vec::kWidth) store(to + c, Vec::load(x + c));
-    for (; c < count; ++c) to[c] = from_float<T>(x[c]);
-  });
-}
-
-inline void clear_row(DType dtype, int64_t count, void* out, int64_t offset) {
-  const int64_t size = dtype == DType::kFloat32 ? 4 : 2;
-  std::memset(static_cast<char*>(out) + offset * size, 0, count * size);
-}
-
-inline int64_t at_token(const Strides& s, int64_t b, int64_t n, int64_t h) {
-  return b * s.b + n * s.n + h * s.h;
-}
-
-// k and q [n, DK] of key head hk as the recurrence uses them. Params: VerifyParams or PrefillParams.
-template <typename Params>
-inline void stage_rows(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hk, float* k, float* q) {
-  const int64_t DK = p.rec.DK;
-  for (int64_t i = 0; i < n; ++i, k += DK, q += DK) {
-    widen_row(p.dtype, p.k, at_token(p.k_stride, b, first + i, hk), DK, k);
-    widen_row(p.dtype, p.q, at_token(p.q_stride, b, first + i, hk), DK, q);
-    if (p.qk_l2norm) {
-      detail::normalise(k, DK);
-      detail::normalise(q, DK);
-    }
-    if (p.scale != 1.0f) detail::multiply(q, p.scale, DK);
-  }
-}
-
-// decay [n, decay_size] of value head hv.
-template <typename Params>
-inline void stage_decays(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hv, float* decay) {
-  const int64_t size = decay_size(p.rec);
-  if (size == 0) return;
-  for (int64_t i = 0; i < n; ++i) {
-    decay_of(p.g + at_token(p.g_stride, b, first + i, hv), decay + i * size, size);
-  }
-}
-
-template <typename Params>
-inline void stage_betas(const Params& p, int64_t b, int64_t first, int64_t n, int64_t hv, float* beta) {
-  if (p.rec.update != Update::kDelta) return;
-  for (int64_t i = 0; i < n; ++i) beta[i] = p.beta[at_token(p.beta_stride, b, first + i, hv)];
-}
 
 // --- coefficients ---
 
@@ -100,16 +36,11 @@ inline int64_t parent_of(const int32_t* parents, int64_t i) {
   return parents != nullptr ? parents[i] : i - 1;
 }
 
-// Zeros right of the diagonal, as far as a register block reads, and the rows that fill the last block.
-inline void clear_outside(Coefficients& c) {
+// Zero rows that fill the last register block.
+inline void fill_last_block(Coefficients& c) {
+  const int64_t rows = round_up(c.n, kBlock) - c.n;
   for (float* m : {c.write, c.read}) {
-    if (m == nullptr) continue;
-    for (int64_t i = 0; i < c.n; ++i) {
-      const int64_t begin = m == c.write ? i : i + 1;
-      std::memset(m + i * c.ld + begin, 0, (round_up(i + 1, kBlock) - begin) * sizeof(float));
-    }
-    const int64_t rows = round_up(c.n, kBlock) - c.n;
-    std::memset(m + c.n * c.ld, 0, rows * c.ld * sizeof(float));
+    if (m != nullptr) std::memset(m + c.n * c.ld, 0, rows * c.ld * sizeof(float));
   }
 }
 
@@ -140,7 +71,7 @@ inline void coefficients_of(const int32_t* parents, const float* decay, const fl
       (Vec::set(-beta[i]) * (Vec::load(d + j) * Vec::load(kk + i * ldg + j))).store(c.write + i * c.ld + j);
     }
   }
-  detail::clear_outside(c);
+  detail::fill_last_block(c);
 }
 
 // Gate per channel, decay [n, DK]. k_reach and q_reach [n, DK] receive e^G o k and e^G o q.
@@ -150,8 +81,8 @@ inline void channel_coefficients(const int32_t* parents, const float* decay, con
   for (int64_t i = 0; i < c.n; ++i) {
     float* read = c.read + i * c.ld;
     float* write = c.write != nullptr ? c.write + i * c.ld : nullptr;
-    std::memset(read, 0, round_up(i + 1, kBlock) * sizeof(float));
-    if (write != nullptr) std::memset(write, 0, round_up(i + 1, kBlock) * sizeof(float));
+    std::memset(read, 0, i * sizeof(float));
+    if (write != nullptr) std::memset(write, 0, i * sizeof(float));
     float* ki = k_reach + i * DK;
     float* qi = q_reach + i * DK;
     std::memcpy(ki, k + i * DK, DK * sizeof(float));
@@ -177,7 +108,7 @@ inline void channel_coefficients(const int32_t* parents, const float* decay, con
       a = decay + j * DK;
     }
   }
-  detail::clear_outside(c);
+  detail::fill_last_block(c);
 }
 
 // U <- (I - W)^-1 U on one panel [n rounded up to kBlock, kPanel], whose rows beyond n are zero.
@@ -199,11 +130,60 @@ inline void substitute(const Coefficients& c, float* u) {
   }
 }
 
-// O += R U on one panel.
+// O += R U on one panel, the triangle alone: a token above the diagonal may hold a NaN, which 0 would not
+// stop.
 inline void read_writes(const Coefficients& c, const float* u, float* o) {
   for (int64_t i0 = 0; i0 < c.n; i0 += kBlock) {
-    multiply_block<kBlock, kPanelVecs, Layout::kRows, Into::kAdd>(i0 + kBlock, c.read + i0 * c.ld, c.ld, u,
-                                                                  kPanel, o + i0 * kPanel, kPanel);
+    float* rows = o + i0 * kPanel;
+    const float* r = c.read + i0 * c.ld;
+    multiply_block<kBlock, kPanelVecs, Layout::kRows, Into::kAdd>(i0, r, c.ld, u, kPanel, rows, kPanel);
+    for (int v = 0; v < kPanelVecs; ++v) {
+      Vec sum[kBlock];
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) sum[i] = Vec::load(rows + i * kPanel + v * Vec::kWidth);
+#pragma GCC unroll 8
+      for (int j = 0; j < kBlock; ++j) {
+        const Vec write = Vec::load(u + (i0 + j) * kPanel + v * Vec::kWidth);
+#pragma GCC unroll 8
+        for (int i = j; i < kBlock; ++i) sum[i] = fma(Vec::set(r[i * c.ld + i0 + j]), write, sum[i]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) sum[i].store(rows + i * kPanel + v * Vec::kWidth);
+    }
+  }
+}
+
+// --- trees that hold a NaN or an infinity ---
+//
+// In the masked matrices a node takes 0 times the numbers of the nodes off its path, which is NaN where those
+// are not finite. A write that is not finite shows in its own answer, so the answers tell.
+
+// Whether all of x [n, kPanel] is finite.
+inline bool all_finite(const float* x, int64_t n) {
+  Vec sum = Vec::zero();  // of zeros and NaN
+  for (int64_t i = 0; i < n * kPanel; i += Vec::kWidth) sum = fma(Vec::load(x + i), Vec::zero(), sum);
+  return hsum(sum) == 0.0f;
+}
+
+// `substitute` (delta rule) and `read_writes` over the paths of the tree alone. The terms that remain are
+// added in the same order: a node whose path is finite gets the same numbers.
+inline void solve_paths(const int32_t* parents, const Coefficients& c, float* u, float* o) {
+  int32_t path[kMaxSolveNodes];
+  for (int64_t i = 0; i < c.n; ++i) {
+    int64_t first = kMaxSolveNodes;
+    for (int32_t j = parents[i]; j >= 0; j = parents[j]) path[--first] = j;
+    for (int64_t v = 0; v < kPanel; v += Vec::kWidth) {
+      Vec write = Vec::load(u + i * kPanel + v);
+      Vec answer = Vec::load(o + i * kPanel + v);
+      for (int64_t a = first; a < kMaxSolveNodes; ++a) {
+        const int64_t j = path[a];
+        const Vec above = Vec::load(u + j * kPanel + v);
+        if (c.write != nullptr) write = fma(Vec::set(c.write[i * c.ld + j]), above, write);
+        answer = fma(Vec::set(c.read[i * c.ld + j]), above, answer);
+      }
+      write.store(u + i * kPanel + v);
+      fma(Vec::set(c.read[i * c.ld + i]), write, answer).store(o + i * kPanel + v);
+    }
   }
 }
 

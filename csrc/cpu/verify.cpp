@@ -18,9 +18,6 @@ Status verify(const VerifyParams& p) {
       return verify_serial(p);
     case Strategy::kSolve:
       return verify_solve(p);
-    case Strategy::kExact:
-    case Strategy::kAuto:
-      break;
   }
   return Status::kUnsupported;
 }

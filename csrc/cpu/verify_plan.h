@@ -1,9 +1,9 @@
-// In which order the nodes of a tree pass over a tile of the state, and which states have to be kept.
+// A tree's schedule (specdec/tree.h) as passes over a tile of the state, and which states have to be kept.
 #pragma once
 
 #include <cstdint>
 
-#include "specdec/types.h"
+#include "specdec/tree.h"
 
 namespace specdec::cpu {
 
@@ -25,15 +25,16 @@ struct VerifyPlan {
 
   int steps_count = 0;
   int slots = 0;  // tile slots in use
+  int factors_count = 0;
   PlanStep steps[kMaxSerialNodes + 1];
   int16_t factors[kMaxSerialNodes];   // nodes whose factors are applied, each at most once
   int16_t children[kMaxSerialNodes];  // new nodes, each exactly once
 };
 
 // Step 0 is always the pass over the durable state. `parents` [nodes] and `prefix_parents` [prefix] may be
-// null (chains). Serial walks the tree depth first, the largest subtree last, so at most log2(nodes) + 1
-// slots are in use. Hybrid runs the heavy-light chains wave by wave: a chain leaves its boundary states in
-// slots, the chains that start there follow in the next wave.
+// null (chains). Serial follows the order of the tree's schedule, depth first and the largest subtree last,
+// so at most log2(nodes + 1) slots are in use. Hybrid follows its chains, wave by wave: a chain leaves its
+// boundary states in slots, the chains that start there follow in the next wave.
 void plan_verify(Strategy strategy, const int32_t* parents, int nodes, const int32_t* prefix_parents,
                  int prefix, VerifyPlan* plan);
 

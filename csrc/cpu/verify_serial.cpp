@@ -8,8 +8,8 @@
 #include "path.h"
 #include "rows.h"
 #include "scratch.h"
+#include "stage.h"
 #include "verify_plan.h"
-#include "verify_stage.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -31,7 +31,10 @@ struct Token {
 
 // What a thread prepared for its current sequence and head. Steps of the plan read ranges of the lists.
 struct Workspace {
-  Stage stage;
+  float* k;             // [N, DK]
+  float* q;             // [N, DK], scaled
+  float* kq;            // [N]
+  float* decay;         // [N, decay_size]
   float* stored_decay;  // [prefix nodes or pending factors, decay_size]
   Factor* pending;      // [pending factors]
   Factor* factors;      // [prefix nodes + new nodes], as VerifyPlan::factors
@@ -124,6 +127,7 @@ class Verifier {
                   static_cast<int>(prefix_), &plan);
     }
     const Workspace w = workspace(s, plan);
+    const int64_t DK = p_.rec.DK;
     int64_t staged_hk = -1, staged_hv = -1;
     for (int64_t tile = first; tile < last; ++tile) {
       const int64_t hv = tile / tiles_;
@@ -131,14 +135,15 @@ class Verifier {
       const int64_t row = tile % tiles_ * rows_;
       const int64_t rows = row + rows_ <= p_.rec.DV ? rows_ : p_.rec.DV - row;
       if (hk != staged_hk) {
-        visit_dtype(p_.dtype, [&](auto tag) { stage_keys<decltype(tag)>(p_, s.b, hk, s.length, w.stage); });
+        stage_rows(p_, s.b, 0, s.length, hk, w.k, w.q);
+        for (int64_t n = 0; n < s.length; ++n) w.kq[n] = dot(w.k + n * DK, w.q + n * DK, DK);
       }
       if (hv != staged_hv) stage_head(s, hv, plan, w);
       staged_hk = hk;
       staged_hv = hv;
       if (s.slot >= 0) run_tile(s, hv, row, rows, plan, w);
-      if (row == 0) write_head(s, hv, hk, w);
-      clear_padding(s, hv, row, rows);
+      if (row == 0) write_head_factors(p_, s.b, s.length, hv, w.k);
+      clear_padding(p_, s.b, s.length, hv, row, rows);
     }
   }
 
@@ -164,10 +169,10 @@ class Verifier {
     w.slots = take(plan.slots * rows_ * DK);
     w.block = take(kRows * DK);
     take(kApart);
-    w.stage.k = take(keys);
-    w.stage.q = take(keys);
-    w.stage.kq = take(round_up(N, line));
-    w.stage.decay = take(decays);
+    w.k = take(keys);
+    w.q = take(keys);
+    w.kq = take(round_up(N, line));
+    w.decay = take(decays);
     w.stored_decay = take(stored_decays);
     w.pending = reinterpret_cast<Factor*>(take(factors));
     w.factors = w.pending + s.pending_count;
@@ -179,7 +184,7 @@ class Verifier {
   // Decays, factors, probes and tokens of value head hv.
   void stage_head(const Sequence& s, int64_t hv, const VerifyPlan& plan, const Workspace& w) const {
     const int64_t DK = p_.rec.DK;
-    stage_decays(p_, s.b, hv, s.length, w.stage);
+    stage_decays(p_, s.b, 0, s.length, hv, w.decay);
     for (int64_t i = 0; i < s.pending_count; ++i) {
       w.pending[i] = stored_factor(p_.rec, p_.pending, s.b, path_node(p_.pending_path, s.b, i), hv,
                                    w.stored_decay + i * decays_);
@@ -188,22 +193,21 @@ class Verifier {
     const auto row_of = [&](int64_t n) { return ((s.b * p_.N + n) * p_.rec.HV + hv) * p_.rec.DV; };
     for (int i = 0; i < plan.factors_count; ++i) {
       const int64_t node = plan.factors[i], n = node - prefix_;
-      w.factors[i] =
-          n < 0 ? stored_factor(p_.rec, p_.prefix, s.b, node, hv, w.stored_decay + node * decays_)
-                : Factor{p_.u_out + row_of(n), w.stage.k + n * DK, w.stage.decay + n * decays_};
+      w.factors[i] = n < 0 ? stored_factor(p_.rec, p_.prefix, s.b, node, hv, w.stored_decay + node * decays_)
+                           : Factor{p_.u_out + row_of(n), w.k + n * DK, w.decay + n * decays_};
     }
     visit_dtype(p_.dtype, [&](auto tag) {
       using T = decltype(tag);
       for (int64_t i = 0; i < s.length; ++i) {
         const int64_t n = plan.children[i] - prefix_;
         const auto in = [&](const Strides& stride) { return s.b * stride.b + n * stride.n + hv * stride.h; };
-        w.probes[i] = Probe{w.stage.k + n * DK, w.stage.q + n * DK, w.stage.decay + n * decays_};
+        w.probes[i] = Probe{w.k + n * DK, w.q + n * DK, w.decay + n * decays_};
         w.tokens[i] = Token{static_cast<const T*>(p_.v) + in(p_.v_stride),
                             p_.u_out + row_of(n),
                             static_cast<T*>(p_.out) + row_of(n),
                             p_.beta != nullptr ? p_.beta[in(p_.beta_stride)] : 0.0f,
-                            kGate == Gate::kHead ? w.stage.decay[n] : 1.0f,
-                            w.stage.kq[n]};
+                            kGate == Gate::kHead ? w.decay[n] : 1.0f,
+                            w.kq[n]};
       }
     });
   }
@@ -251,39 +255,6 @@ class Verifier {
     if (i == 0 || first >= kRows) return {};
     return {reinterpret_cast<const char*>(durable + (rows + first) * DK),
             share < kRows - first ? share : kRows - first};
-  }
-
-  // Factors that do not depend on the value row: the first tile of a head writes them.
-  void write_head(const Sequence& s, int64_t hv, int64_t hk, const Workspace& w) const {
-    const int64_t N = p_.N, DK = p_.rec.DK;
-    if (hv % (p_.rec.HV / p_.rec.HK) == 0) {
-      for (int64_t n = 0; n < N; ++n) {
-        float* k = p_.k_out + ((s.b * N + n) * p_.rec.HK + hk) * DK;
-        if (n < s.length) {
-          std::memcpy(k, w.stage.k + n * DK, DK * sizeof(float));
-        } else {
-          std::memset(k, 0, DK * sizeof(float));
-        }
-      }
-    }
-    if (kGate == Gate::kNone) return;
-    for (int64_t n = 0; n < N; ++n) {
-      float* g = p_.g_out + ((s.b * N + n) * p_.rec.HV + hv) * decays_;
-      if (n < s.length) {
-        std::memcpy(g, gate_of(p_, s.b, n, hv), decays_ * sizeof(float));
-      } else {
-        std::memset(g, 0, decays_ * sizeof(float));
-      }
-    }
-  }
-
-  void clear_padding(const Sequence& s, int64_t hv, int64_t row, int64_t rows) const {
-    const int64_t size = p_.dtype == DType::kFloat32 ? 4 : 2;
-    for (int64_t n = s.length; n < p_.N; ++n) {
-      const int64_t at = ((s.b * p_.N + n) * p_.rec.HV + hv) * p_.rec.DV + row;
-      std::memset(p_.u_out + at, 0, rows * sizeof(float));
-      std::memset(static_cast<char*>(p_.out) + at * size, 0, rows * size);
-    }
   }
 
   const VerifyParams& p_;

@@ -94,11 +94,8 @@ class Solver {
       const int64_t row = tile * kTileRows;
       const int64_t rows = std::min(kTileRows, p_.rec.DV - row);
       if (slot_ >= 0 && (n_ > 0 || pending_count_ > 0)) run_tile(hv, row, rows);
-      if (tile == 0) write_factors(hk, hv);
-      for (int64_t n = n_; n < p_.N; ++n) {
-        std::memset(p_.u_out + out_at(n, hv, row), 0, rows * sizeof(float));
-        clear_row(p_.dtype, rows, p_.out, out_at(n, hv, row));
-      }
+      if (tile == 0) write_head_factors(p_, b_, n_, hv, keys(rows_));
+      clear_padding(p_, b_, n_, hv, row, rows);
     }
   }
 
@@ -217,6 +214,24 @@ class Solver {
 
   // `width` value columns from `column` of the head; they are rows r, r + 1, ... of a tile of `rows`.
   void solve_panel(int64_t hv, int64_t column, int64_t width, int64_t r, int64_t rows) {
+    float* u = at(u_);
+    float* o = at(turned_);
+    begin_panel(hv, column, width, r, rows);
+    if (delta_) substitute(coefficients_, u);
+    read_writes(coefficients_, u, o);
+    if (parents() != nullptr && !all_finite(o, n_)) {
+      begin_panel(hv, column, width, r, rows);
+      solve_paths(parents(), coefficients_, u, o);
+    }
+    for (int64_t i = 0; i < n_; ++i) {
+      std::memcpy(p_.u_out + out_at(i, hv, column), u + i * kPanel, width * sizeof(float));
+      narrow_row(p_.dtype, o + i * kPanel, width, p_.out, out_at(i, hv, column));
+    }
+  }
+
+  // What the tokens write and read if the state before them is all there is: u [nodes, kPanel], and e^G Q S0
+  // in the first rows of turned.
+  void begin_panel(int64_t hv, int64_t column, int64_t width, int64_t r, int64_t rows) {
     // turned [columns, kPanel]: Q S0, then K S0
     float* turned = at(turned_);
     if (width < kPanel) std::memset(turned, 0, columns_ * kPanel * sizeof(float));
@@ -239,33 +254,6 @@ class Solver {
       }
     }
     std::memset(u + n_ * kPanel, 0, (round_up(n_, kBlock) - n_) * kPanel * sizeof(float));
-    if (delta_) substitute(coefficients_, u);
-    read_writes(coefficients_, u, turned);  // the reads below the last query row are used up
-    for (int64_t i = 0; i < n_; ++i) {
-      std::memcpy(p_.u_out + out_at(i, hv, column), u + i * kPanel, width * sizeof(float));
-      narrow_row(p_.dtype, turned + i * kPanel, width, p_.out, out_at(i, hv, column));
-    }
-  }
-
-  // Factors that do not depend on the value row.
-  void write_factors(int64_t hk, int64_t hv) {
-    for (int64_t n = 0; n < p_.N; ++n) {
-      if (hv % (p_.rec.HV / p_.rec.HK) == 0) {
-        float* k = p_.k_out + ((b_ * p_.N + n) * p_.rec.HK + hk) * DK_;
-        write_or_clear(k, keys(rows_) + n * DK_, DK_, n < n_);
-      }
-      if (p_.rec.gate == Gate::kNone) continue;
-      float* g = p_.g_out + ((b_ * p_.N + n) * p_.rec.HV + hv) * decays_;
-      write_or_clear(g, p_.g + at_token(p_.g_stride, b_, n, hv), decays_, n < n_);
-    }
-  }
-
-  static void write_or_clear(float* to, const float* from, int64_t count, bool valid) {
-    if (valid) {
-      std::memcpy(to, from, count * sizeof(float));
-    } else {
-      std::memset(to, 0, count * sizeof(float));
-    }
   }
 
   const VerifyParams& p_;

@@ -33,9 +33,9 @@ void check_size(size_t nodes) {
 }
 
 [[noreturn]] void raise(const TreeError& error) {
-  char text[160];
+  char text[96];
   error.format(text, sizeof(text));
-  throw py::value_error(text);
+  throw py::value_error("parents[" + std::to_string(error.node) + "] " + text);
 }
 
 // 64-bit arguments, so that a message can show a value that no int32 holds.
@@ -74,6 +74,7 @@ std::pair<py::tuple, py::tuple> merge_paths(const std::vector<std::vector<int64_
 }
 
 std::unique_ptr<TreeSchedule> make_schedule(const std::vector<int32_t>& parents) {
+  check_size(parents.size());
   const TreeError error = check_parents(parents.data(), static_cast<int64_t>(parents.size()));
   if (!error.ok()) raise(error);
   auto tree = std::make_unique<TreeSchedule>();
@@ -81,7 +82,7 @@ std::unique_ptr<TreeSchedule> make_schedule(const std::vector<int32_t>& parents)
   return tree;
 }
 
-py::tuple to_tuple(const int32_t* begin, int64_t count) {
+py::tuple to_tuple(const int16_t* begin, int64_t count) {
   py::tuple result(count);
   for (int64_t i = 0; i < count; ++i) result[i] = begin[i];
   return result;
@@ -109,8 +110,10 @@ py::tuple waves(const TreeSchedule& tree) {
 py::array_t<bool> ancestor_mask(const TreeSchedule& tree) {
   py::array_t<bool> mask({tree.nodes, tree.nodes});  // [N, N]
   auto view = mask.mutable_unchecked<2>();
+  AncestorMask ancestors;
+  ancestors.build(tree.parent, tree.nodes);
   for (int32_t i = 0; i < tree.nodes; ++i)
-    for (int32_t j = 0; j < tree.nodes; ++j) view(i, j) = tree.is_ancestor_or_self(j, i);
+    for (int32_t j = 0; j < tree.nodes; ++j) view(i, j) = ancestors.is_ancestor_or_self(j, i);
   return mask;
 }
 

@@ -9,6 +9,7 @@ namespace {
 // Raw inputs [B, N, C] with free row and node strides. B, N or C of -1 is any.
 ConvInputView conv_input(const Tensor& x, const char* name, int64_t B, int64_t C) {
   check_shape(x, name, {B, -1, C}, "[B, N, C]");
+  STD_TORCH_CHECK(x.size(2) >= 1, name, ": got no channels, want C of at least 1");
   check_last_contiguous(x, name);
   return {x.const_data_ptr(), float_dtype(x, name), x.size(1), x.stride(0), x.stride(1)};
 }
@@ -23,10 +24,9 @@ ConvStateView conv_state_view(const Tensor& state, int64_t window, int64_t C, DT
   return {pool_data(state, access), dtype, state.size(0), state.stride(0)};
 }
 
-// What both forms of the verification share. `first` is the number of prefix nodes.
-Rows fill(ConvVerifyParams& p, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-          const Tensor& conv_state, const OptionalTensor& slots, const OptionalTensor& parents,
-          const OptionalTensor& lengths, int64_t first, int64_t activation, Access access) {
+// What both forms of the verification share, but for the tree.
+void fill(ConvVerifyParams& p, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+          const Tensor& conv_state, int64_t activation, Access access) {
   p.x = conv_input(x, "x", -1, -1);
   p.B = x.size(0);
   p.N = x.size(1);
@@ -35,7 +35,7 @@ Rows fill(ConvVerifyParams& p, const Tensor& x, const Tensor& weight, const Opti
   check_shape(weight, "weight", {p.C, -1}, "[C, W]");
   check_contiguous(weight, "weight");
   p.W = weight.size(1);
-  STD_TORCH_CHECK(p.W >= 1, "weight: got width 0, want at least 1");
+  STD_TORCH_CHECK(p.W >= 1 && p.W <= kMaxConvWidth, "weight: got W = ", p.W, ", want 1 to ", kMaxConvWidth);
   p.weight = static_cast<const float*>(weight.const_data_ptr());
   if (bias.has_value()) {
     check_dtype(*bias, "bias", ScalarType::Float);
@@ -47,11 +47,6 @@ Rows fill(ConvVerifyParams& p, const Tensor& x, const Tensor& weight, const Opti
                   ", want 0 (none) or 1 (silu)");
   p.activation = static_cast<Activation>(activation);
   p.state = conv_state_view(conv_state, p.W - 1, p.C, p.x.dtype, access);
-  const Rows rows = rows_view(slots, p.B, p.state.slots, "conv_state");
-  p.slots = rows.slots;
-  p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
-  p.parents = parents_view(parents, "parents", rows, p.N, first, p.lengths);
-  return rows;
 }
 
 Tensor run(ConvVerifyParams& p, const Tensor& x) {
@@ -66,13 +61,14 @@ Tensor conv_verify(const Tensor& x, const Tensor& weight, const OptionalTensor& 
                    const OptionalTensor& lengths, const OptionalTensor& prefix_x,
                    const OptionalTensor& prefix_parents, int64_t activation) {
   ConvVerifyParams p;
+  fill(p, x, weight, bias, conv_state, activation, Access::kRead);
   p.has_prefix = prefix_x.has_value();
-  if (p.has_prefix) p.prefix = conv_input(*prefix_x, "prefix.x", -1, -1);
-  const Rows rows = fill(p, x, weight, bias, conv_state, slots, parents, lengths, p.prefix.nodes, activation,
-                         Access::kRead);
   if (p.has_prefix) {
-    check_shape(*prefix_x, "prefix.x", {p.B, -1, p.C}, "[B, NP, C]");
+    p.prefix = conv_input(*prefix_x, "prefix.x", p.B, p.C);
     check_dtype(*prefix_x, "prefix.x", x.scalar_type());
+  }
+  const Rows rows = fill_tree(p, "conv_state", slots, parents, lengths, p.prefix.nodes);
+  if (p.has_prefix) {
     p.prefix_parents = parents_view(prefix_parents, "prefix.parents", rows, p.prefix.nodes, 0, nullptr);
   }
   return run(p, x);
@@ -84,13 +80,21 @@ Tensor conv_verify_deferred(const Tensor& x, const Tensor& weight, const Optiona
                             const Tensor& pending_x, const OptionalTensor& pending_path,
                             const OptionalTensor& pending_path_lengths, int64_t activation) {
   ConvVerifyParams p;
-  const Rows rows =
-      fill(p, x, weight, bias, conv_state, slots, parents, lengths, 0, activation, Access::kWrite);
-  p.has_pending = true;
+  fill(p, x, weight, bias, conv_state, activation, Access::kWrite);
   p.pending = conv_input(pending_x, "pending.x", p.B, p.C);
   check_dtype(pending_x, "pending.x", x.scalar_type());
-  p.pending_path = path_view(pending_path, pending_path_lengths, "pending.path", "pending.path_lengths", rows,
-                             p.pending.nodes);
+  const Rows rows = fill_tree(p, "conv_state", slots, parents, lengths, 0);
+  fill_pending_path(p, rows, pending_path, pending_path_lengths);
+  check_apart(conv_state, "conv_state",
+              {{"x", x},
+               {"weight", weight},
+               {"bias", bias},
+               {"slots", slots},
+               {"parents", parents},
+               {"lengths", lengths},
+               {"pending.x", pending_x},
+               {"pending.path", pending_path},
+               {"pending.path_lengths", pending_path_lengths}});
   return run(p, x);
 }
 
@@ -105,6 +109,8 @@ void conv_commit(const Tensor& conv_state, const Tensor& x, const OptionalTensor
   const Rows rows = rows_view(slots, p.B, p.state.slots, "conv_state");
   p.slots = rows.slots;
   p.path = path_view(path, path_lengths, "path", "path_lengths", rows, p.x.nodes);
+  check_apart(conv_state, "conv_state",
+              {{"x", x}, {"path", path}, {"path_lengths", path_lengths}, {"slots", slots}});
   check_status(cpu::conv_commit(p), "conv_commit");
 }
 

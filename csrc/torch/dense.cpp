@@ -6,27 +6,20 @@ namespace specdec::binding {
 
 namespace {
 
-// An uninitialised contiguous tensor of x's shape with another last dimension, in x's dtype or float32.
-// Straight from the C interface: the way through the dispatcher costs a third of a small call.
-Tensor new_output(const Tensor& x, int64_t last, bool float32 = false) {
-  std::vector<int64_t> sizes(x.dim()), strides(x.dim());
-  int64_t stride = 1;
-  for (int64_t i = x.dim() - 1; i >= 0; --i) {
-    sizes[i] = i == x.dim() - 1 ? last : x.size(i);
-    strides[i] = stride;
-    stride *= std::max<int64_t>(1, sizes[i]);
-  }
-  int32_t dtype = aoti_torch_dtype_float32();
-  if (!float32) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(x.dim(), sizes.data(), strides.data(), dtype,
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
+// A fresh tensor of x's shape with another last dimension.
+Tensor new_output(const Tensor& x, int64_t last, int32_t dtype) {
+  const int64_t dim = x.dim();
+  STD_TORCH_CHECK(dim <= kMaxDims, "x: got ", dim, " dimensions, want at most ", kMaxDims);
+  int64_t sizes[kMaxDims];
+  for (int64_t i = 0; i + 1 < dim; ++i) sizes[i] = x.size(i);
+  sizes[dim - 1] = last;
+  return new_contiguous(sizes, dim, dtype);
 }
 
 // Rows [rows, width] of x as one stride over the second to last dimension and one over all before it. A
 // tensor without such strides is copied: `x` then becomes the copy, which the caller keeps alive.
 RowsView rows_view(Tensor& x, const char* name, int64_t width) {
+  check_given(x, name);
   const int64_t dim = x.dim();
   STD_TORCH_CHECK(dim >= 1 && x.size(dim - 1) == width, name, ": got shape ", shape_string(x),
                   ", want a last dimension of ", width);
@@ -61,6 +54,7 @@ RowsView rows_view(Tensor& x, const char* name, int64_t width) {
 
 // The last dimension of x, which the rows of a row-wise op lie on.
 int64_t last_size(const Tensor& x, const char* name) {
+  check_given(x, name);
   STD_TORCH_CHECK(x.dim() >= 1, name, ": got a scalar, want at least one dimension");
   return x.size(x.dim() - 1);
 }
@@ -73,6 +67,7 @@ const float* float_vector(const Tensor& t, const char* name, int64_t size, const
 }
 
 void check_same(const Tensor& t, const char* name, const Tensor& x, const char* x_name) {
+  check_given(t, name);
   STD_TORCH_CHECK(t.scalar_type() == x.scalar_type(), name, ": got dtype ",
                   torch::headeronly::toString(t.scalar_type()), ", want that of ", x_name, ", ",
                   torch::headeronly::toString(x.scalar_type()));
@@ -102,7 +97,7 @@ LinearParams linear_params(const Tensor& weight, const OptionalTensor& bias, int
 
 // p.x is set.
 Tensor run_linear(LinearParams& p, const Tensor& x, OptionalTensor& residual) {
-  Tensor y = new_output(x, p.N);
+  Tensor y = new_output(x, p.N, aoti_dtype(x));
   if (residual.has_value()) {
     check_same(*residual, "residual", y, "the result");
     if (!residual->is_contiguous()) residual = torch::stable::contiguous(*residual);
@@ -156,7 +151,7 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps, OptionalTensor gate) {
     p.has_gate = true;
     p.gate = rows_view(*gate, "gate", p.D);
   }
-  Tensor y = new_output(x, p.D);
+  Tensor y = new_output(x, p.D, aoti_dtype(x));
   p.y = y.mutable_data_ptr();
   check_status(cpu::rms_norm(p), "rms_norm");
   return y;
@@ -169,7 +164,7 @@ Tensor swiglu(Tensor x) {
                   ", want an even last dimension: gate, up");
   p.x = rows_view(x, "x", width);
   p.F = width / 2;
-  Tensor y = new_output(x, p.F);
+  Tensor y = new_output(x, p.F, aoti_dtype(x));
   p.y = y.mutable_data_ptr();
   check_status(cpu::swiglu(p), "swiglu");
   return y;
@@ -185,8 +180,8 @@ std::tuple<Tensor, Tensor> gated_delta_gates(Tensor a, Tensor b, Tensor A_log, T
   p.A_log = float_vector(A_log, "A_log", p.HV, "[HV]");
   p.dt_bias = float_vector(dt_bias, "dt_bias", p.HV, "[HV]");
   p.neg_eigval = neg_eigval;
-  Tensor g = new_output(a, p.HV, /*float32=*/true);
-  Tensor beta = new_output(a, p.HV, /*float32=*/true);
+  Tensor g = new_output(a, p.HV, aoti_torch_dtype_float32());
+  Tensor beta = new_output(a, p.HV, aoti_torch_dtype_float32());
   p.g = static_cast<float*>(g.mutable_data_ptr());
   p.beta = static_cast<float*>(beta.mutable_data_ptr());
   check_status(cpu::gated_delta_gates(p), "gated_delta_gates");

@@ -3,8 +3,8 @@
 #include "tensor_args.h"
 
 // Optional tensors are absent where the Python argument is None. Without gate the returned g is an empty [0]
-// tensor: an operator's outputs are always tensors. `strategy`, `how` (a commit mode) and `activation` are
-// values of the C++ enums.
+// tensor: an operator's outputs are always tensors. `strategy`, `how` and `activation` are values of the C++
+// enums; `how` is a commit's mode, since torch.compile fails on an argument of the name `mode`.
 STABLE_TORCH_LIBRARY(specdec, m) {
   m.def(
       "verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor state, Tensor? slots, "

@@ -40,6 +40,15 @@ Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Optional
   p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
   p.state = state_view(state, p.rec, Access::kWrite);
   p.slots = rows_view(slots, p.B, p.state.slots, "state").slots;
+  check_apart(state, "state",
+              {{"q", q},
+               {"k", k},
+               {"v", v},
+               {"g", g},
+               {"beta", beta},
+               {"slots", slots},
+               {"lengths", lengths},
+               {"cu_seqlens", cu_seqlens}});
   Tensor out = new_contiguous({v.size(0), p.T, p.rec.HV, p.rec.DV}, aoti_dtype(v));
   p.out = out.mutable_data_ptr();
   check_status(cpu::prefill(p), "prefill");

@@ -17,11 +17,11 @@ struct FactorNames {
 
 FactorsView factors_view(const Tensor& k, const Tensor& u, const OptionalTensor& g, const FactorNames& names,
                          int64_t B, const Recurrence& rec) {
-  check_dtype(k, names.k, ScalarType::Float);
-  check_dtype(u, names.u, ScalarType::Float);
   check_shape(k, names.k, {B, -1, rec.HK, rec.DK}, "[B, N, HK, DK]");
   const int64_t N = k.size(1);
   check_shape(u, names.u, {B, N, rec.HV, rec.DV}, "[B, N, HV, DV]");
+  check_dtype(k, names.k, ScalarType::Float);
+  check_dtype(u, names.u, ScalarType::Float);
   check_contiguous(k, names.k);
   check_contiguous(u, names.u);
   const Gate gate = gate_of(g, names.g, B, N, rec.HV, rec.DK);
@@ -44,14 +44,15 @@ Strategy strategy_of(int64_t code) {
   return static_cast<Strategy>(code);
 }
 
-Rows fill_tree(VerifyParams& p, const Tensor& state, const OptionalTensor& slots,
-               const OptionalTensor& parents, const OptionalTensor& lengths, int64_t first, Access access) {
+// What both forms of the verification share, but for the tree.
+void fill(VerifyParams& p, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
+          const OptionalTensor& beta, const Tensor& state, std::optional<double> scale, bool qk_l2norm,
+          int64_t strategy, Access access) {
+  fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);
+  p.B = q.size(0);
+  p.N = q.size(1);
+  p.strategy = strategy_of(strategy);
   p.state = state_view(state, p.rec, access);
-  const Rows rows = rows_view(slots, p.B, p.state.slots, "state");
-  p.slots = rows.slots;
-  p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
-  p.parents = parents_view(parents, "parents", rows, p.N, first, p.lengths);
-  return rows;
 }
 
 Verified run(VerifyParams& p, const Tensor& v) {
@@ -77,10 +78,7 @@ Verified verify(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
                 const OptionalTensor& prefix_parents, std::optional<double> scale, bool qk_l2norm,
                 int64_t strategy) {
   VerifyParams p;
-  fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);
-  p.B = q.size(0);
-  p.N = q.size(1);
-  p.strategy = strategy_of(strategy);
+  fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, Access::kRead);
   p.has_prefix = prefix_k.has_value();
   if (p.has_prefix) {
     STD_TORCH_CHECK(p.strategy != Strategy::kSolve,
@@ -90,7 +88,7 @@ Verified verify(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
                             {"prefix.factors.k", "prefix.factors.u", "prefix.factors.g"}, p.B, p.rec);
   }
   check_node_count(p.strategy, p.N, p.prefix.nodes);
-  const Rows rows = fill_tree(p, state, slots, parents, lengths, p.prefix.nodes, Access::kRead);
+  const Rows rows = fill_tree(p, "state", slots, parents, lengths, p.prefix.nodes);
   if (p.has_prefix) {
     p.prefix_parents = parents_view(prefix_parents, "prefix.parents", rows, p.prefix.nodes, 0, nullptr);
   }
@@ -104,17 +102,26 @@ Verified verify_deferred(const Tensor& q, const Tensor& k, const Tensor& v, cons
                          const OptionalTensor& pending_path, const OptionalTensor& pending_path_lengths,
                          std::optional<double> scale, bool qk_l2norm, int64_t strategy) {
   VerifyParams p;
-  fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);
-  p.B = q.size(0);
-  p.N = q.size(1);
-  p.strategy = strategy_of(strategy);
+  fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, Access::kWrite);
   check_node_count(p.strategy, p.N, 0);
-  p.has_pending = true;
   p.pending = factors_view(pending_k, pending_u, pending_g,
                            {"pending.factors.k", "pending.factors.u", "pending.factors.g"}, p.B, p.rec);
-  const Rows rows = fill_tree(p, state, slots, parents, lengths, 0, Access::kWrite);
-  p.pending_path = path_view(pending_path, pending_path_lengths, "pending.path", "pending.path_lengths", rows,
-                             p.pending.nodes);
+  const Rows rows = fill_tree(p, "state", slots, parents, lengths, 0);
+  fill_pending_path(p, rows, pending_path, pending_path_lengths);
+  check_apart(state, "state",
+              {{"q", q},
+               {"k", k},
+               {"v", v},
+               {"g", g},
+               {"beta", beta},
+               {"slots", slots},
+               {"parents", parents},
+               {"lengths", lengths},
+               {"pending.factors.k", pending_k},
+               {"pending.factors.u", pending_u},
+               {"pending.factors.g", pending_g},
+               {"pending.path", pending_path},
+               {"pending.path_lengths", pending_path_lengths}});
   return run(p, v);
 }
 
@@ -139,6 +146,13 @@ void commit(const Tensor& state, const Tensor& k, const Tensor& u, const Optiona
   const Rows rows = rows_view(slots, p.B, p.state.slots, "state");
   p.slots = rows.slots;
   p.path = path_view(path, path_lengths, "path", "path_lengths", rows, p.factors.nodes);
+  check_apart(state, "state",
+              {{"factors.k", k},
+               {"factors.u", u},
+               {"factors.g", g},
+               {"path", path},
+               {"path_lengths", path_lengths},
+               {"slots", slots}});
   check_status(cpu::commit(p), "commit");
 }
 

@@ -75,10 +75,10 @@ void fill_tokens(Params& p, const Tensor& q, const Tensor& k, const Tensor& v, c
 }
 
 inline StateView state_view(const Tensor& state, const Recurrence& rec, Access access) {
+  check_shape(state, "state", {-1, rec.HV, rec.DV, rec.DK}, "[S, HV, DV, DK]");
   STD_TORCH_CHECK(state.scalar_type() == ScalarType::Float || state.scalar_type() == ScalarType::BFloat16,
                   "state: got dtype ", torch::headeronly::toString(state.scalar_type()),
                   ", want float32 or bfloat16");
-  check_shape(state, "state", {-1, rec.HV, rec.DV, rec.DK}, "[S, HV, DV, DK]");
   check_pool(state, "state", access);
   return {pool_data(state, access), float_dtype(state, "state"), state.size(0), state.stride(0)};
 }

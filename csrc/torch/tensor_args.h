@@ -27,9 +27,14 @@ inline std::string shape_string(const Tensor& t) {
   return s + "]";
 }
 
+inline void check_given(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.defined(), name, ": got None, want a tensor");
+}
+
 // -1 in `want` accepts any size.
 inline void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> want,
                         const char* dims) {
+  check_given(t, name);
   bool ok = t.dim() == static_cast<int64_t>(want.size());
   int64_t i = 0;
   for (int64_t size : want) {
@@ -38,13 +43,14 @@ inline void check_shape(const Tensor& t, const char* name, std::initializer_list
     ++i;
   }
   if (ok) return;
-  std::string wanted;
+  std::string sizes;
   for (int64_t size : want)
-    wanted += (wanted.empty() ? "" : ", ") + (size < 0 ? std::string("any") : std::to_string(size));
-  STD_TORCH_CHECK(false, name, ": got shape ", shape_string(t), ", want ", dims, " = [", wanted, "]");
+    sizes += (sizes.empty() ? "" : ", ") + (size < 0 ? std::string("any") : std::to_string(size));
+  STD_TORCH_CHECK(false, name, ": got shape ", shape_string(t), ", want ", dims, " = [", sizes, "]");
 }
 
 inline DType float_dtype(const Tensor& t, const char* name) {
+  check_given(t, name);
   switch (t.scalar_type()) {
     case ScalarType::Float:
       return DType::kFloat32;
@@ -59,6 +65,7 @@ inline DType float_dtype(const Tensor& t, const char* name) {
 }
 
 inline void check_dtype(const Tensor& t, const char* name, ScalarType want) {
+  check_given(t, name);
   STD_TORCH_CHECK(t.scalar_type() == want, name, ": got dtype ", torch::headeronly::toString(t.scalar_type()),
                   ", want ", torch::headeronly::toString(want));
 }
@@ -92,20 +99,25 @@ inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
   return present<int32_t>(*t);
 }
 
+constexpr int64_t kMaxDims = 64;  // of a tensor that a new one takes its shape from
+
 // A fresh contiguous CPU tensor. The C call beneath stable::empty, which goes through the dispatcher and
 // costs several times as much: `verify` makes four outputs a call.
-inline Tensor new_contiguous(std::initializer_list<int64_t> sizes, int32_t aoti_dtype) {
-  int64_t strides[8];
+inline Tensor new_contiguous(const int64_t* sizes, int64_t dim, int32_t aoti_dtype) {
+  int64_t strides[kMaxDims];
   int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
+  for (int64_t d = dim; d-- > 0;) {
     strides[d] = stride;
-    stride *= std::max<int64_t>(sizes.begin()[d], 1);
+    stride *= std::max<int64_t>(sizes[d], 1);
   }
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(),
-                                                         strides, aoti_dtype, aoti_torch_device_type_cpu(), 0,
-                                                         &handle));
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dim, sizes, strides, aoti_dtype, aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
+}
+
+inline Tensor new_contiguous(std::initializer_list<int64_t> sizes, int32_t aoti_dtype) {
+  return new_contiguous(sizes.begin(), static_cast<int64_t>(sizes.size()), aoti_dtype);
 }
 
 inline int32_t aoti_dtype(const Tensor& t) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "specdec/tree.h"
+
 namespace specdec::binding {
 
 namespace {
@@ -40,12 +42,11 @@ const int32_t* parents_view(const OptionalTensor& parents, const char* name, con
   if (data == nullptr) return nullptr;
   for (int64_t b = 0; b < rows.B; ++b) {
     if (rows.padding(b)) continue;
-    const int64_t length = clamped_length(lengths, b, N);
-    for (int64_t i = 0; i < length; ++i) {
-      const int32_t parent = data[b * N + i];
-      STD_TORCH_CHECK(parent >= -1 && parent < first + i, name, ": row ", b, " node ", first + i,
-                      " has parent ", parent, ", want -1 (a root) or an earlier node");
-    }
+    const TreeError error = check_parents(data + b * N, clamped_length(lengths, b, N), first);
+    if (error.ok()) continue;
+    char text[96];
+    error.format(text, sizeof(text));
+    STD_TORCH_CHECK(false, name, ": row ", b, " node ", error.node, " ", std::string(text));
   }
   return data;
 }
@@ -84,6 +85,35 @@ void check_pool(const Tensor& pool, const char* name, Access access) {
   STD_TORCH_CHECK(access == Access::kRead || pool.size(0) <= 1 || pool.stride(0) >= slot, name,
                   ": the slot stride is ", pool.stride(0), ", want at least ", slot,
                   ": slots that overlap cannot be written");
+}
+
+void check_apart(const Tensor& pool, const char* name, std::initializer_list<Named> inputs) {
+  const int64_t elements = pool.numel();
+  if (elements == 0) return;
+  const int64_t item = static_cast<int64_t>(pool.element_size());
+  const int64_t count = pool.size(0);
+  const int64_t slot = elements / count * item;  // bytes of one slot
+  const int64_t stride = std::max<int64_t>(pool.stride(0) * item, 1);
+  const auto base = reinterpret_cast<intptr_t>(pool.const_data_ptr());
+  for (const Named& input : inputs) {
+    if (input.tensor == nullptr) continue;
+    const Tensor& t = *input.tensor;
+    const int64_t begin = reinterpret_cast<intptr_t>(t.const_data_ptr()) - base;
+    if (begin >= (count - 1) * stride + slot) continue;
+    const auto sizes = t.sizes();
+    const auto strides = t.strides();
+    bool empty = false;
+    int64_t last = 0;  // offset of its last element
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      empty = empty || sizes[d] == 0;
+      last += (sizes[d] - 1) * strides[d];
+    }
+    const int64_t end = begin + (last + 1) * static_cast<int64_t>(t.element_size());
+    if (empty || end <= 0) continue;
+    const int64_t first = begin < slot ? 0 : (begin - slot) / stride + 1;  // first slot that ends after begin
+    STD_TORCH_CHECK(first * stride >= end, input.name, ": got a tensor that shares memory with ", name,
+                    ", which is written, want memory of its own (call .clone())");
+  }
 }
 
 }  // namespace specdec::binding

@@ -23,6 +23,16 @@ inline int64_t clamped_length(const int32_t* lengths, int64_t b, int64_t most) {
   return lengths == nullptr ? most : std::clamp<int64_t>(lengths[b], 0, most);
 }
 
+// An argument and its name, for a check over several; null where it is absent.
+struct Named {
+  Named(const char* name, const Tensor& tensor) : name(name), tensor(&tensor) {}
+  Named(const char* name, const OptionalTensor& tensor)
+      : name(name), tensor(tensor.has_value() ? &*tensor : nullptr) {}
+
+  const char* name;
+  const Tensor* tensor;
+};
+
 // parents int32 [B, N] of nodes whose ids start at `first`: -1, or an earlier node.
 const int32_t* parents_view(const OptionalTensor& parents, const char* name, const Rows& rows, int64_t N,
                             int64_t first, const int32_t* lengths);
@@ -37,8 +47,32 @@ enum class Access { kRead, kWrite };
 // A pool whose slots are contiguous; only the first stride is free. A written pool must not overlap itself.
 void check_pool(const Tensor& pool, const char* name, Access access);
 
+// No slot of a pool that is written may share memory with an input: what the input holds would then depend
+// on which row is done first. An input counts from its first to its last byte, gaps between included.
+void check_apart(const Tensor& pool, const char* name, std::initializer_list<Named> inputs);
+
 inline void* pool_data(const Tensor& pool, Access access) {
   return access == Access::kWrite ? pool.mutable_data_ptr() : const_cast<void*>(pool.const_data_ptr());
+}
+
+// The slots and the tree of a verification, whose sizes and pool are filled in. `first` is the number of
+// prefix nodes.
+template <typename Params>
+Rows fill_tree(Params& p, const char* pool_name, const OptionalTensor& slots, const OptionalTensor& parents,
+               const OptionalTensor& lengths, int64_t first) {
+  const Rows rows = rows_view(slots, p.B, p.state.slots, pool_name);
+  p.slots = rows.slots;
+  p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
+  p.parents = parents_view(parents, "parents", rows, p.N, first, p.lengths);
+  return rows;
+}
+
+// The path of a deferred verification, whose pending factors are filled in.
+template <typename Params>
+void fill_pending_path(Params& p, const Rows& rows, const OptionalTensor& path,
+                       const OptionalTensor& lengths) {
+  p.has_pending = true;
+  p.pending_path = path_view(path, lengths, "pending.path", "pending.path_lengths", rows, p.pending.nodes);
 }
 
 }  // namespace specdec::binding

@@ -10,7 +10,7 @@ from copy import deepcopy
 import torch
 
 from specdec.cache import DecodingCache
-from specdec.loop import RoundObserver, Sequence_
+from specdec.loop import ActiveSequence, RoundObserver
 from specdec.models.base import CausalLM
 
 
@@ -36,7 +36,7 @@ class CacheAuditor(RoundObserver):
         self._seen: dict[int, tuple[int, int]] = {}  # slot -> (request index, tokens in the shadow)
         self.rounds = 0
 
-    def after_round(self, cache: DecodingCache, sequences: Sequence[Sequence_]) -> None:
+    def after_round(self, cache: DecodingCache, sequences: Sequence[ActiveSequence]) -> None:
         """Brings the shadow up to every emitted token but the last of each sequence, and compares."""
         self.rounds += 1
         cache = deepcopy(cache)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specdec._checks import check_integer
+
 PRIOR_SLOPE = 0.1  # of the time of a one-node round, per further node
 LEAST_SLOPE = 0.25  # of the prior slope: noise must not make nodes look free, for then rounds stay long
 # Drafting must promise this much more than plain decoding: estimates are noisy, and wrong drafts cost.
@@ -42,6 +44,7 @@ class RoundCost:
             # The first round ran with cold caches; beside warm rounds it would make nodes look free.
             self._weight = self._nodes = self._seconds = self._nodes2 = self._cross = 0.0
         self._rounds += 1
+        seconds = max(seconds, 1e-9)  # a coarse clock must not make rounds free
         if self._weight > 3.0:
             seconds = min(seconds, 3.0 * self(nodes))
         m = self.memory
@@ -115,11 +118,14 @@ class DraftBudget:
         adaptive: False always grants `max_draft` (for studies of a fixed length).
         explore_every: for a drafter whose proposals cost time: after this many rounds without drafts, draft
             once to see whether it pays again. Doubled while it does not, so exploring costs less and less.
+
+    Raises:
+        ValueError: a number is no integer or out of its range.
     """
 
     def __init__(self, max_draft: int = 16, *, adaptive: bool = True, explore_every: int = 32) -> None:
-        if max_draft < 0:
-            raise ValueError(f"max_draft: got {max_draft}, want 0 or more")
+        check_integer("max_draft", max_draft, 0)
+        check_integer("explore_every", explore_every, 1)
         self.max_draft = max_draft
         self.adaptive = adaptive
         self.verify_cost = RoundCost()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
+from specdec._checks import check_integer
 from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 
@@ -177,8 +178,7 @@ class DecodingCache:
         conv_dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots: got {slots}, want at least 1")
+        check_integer("slots", slots, 1)
         self.specs = tuple(layers)
         self.slots = slots
         # One tensor a layer: [S, HV, DV, DK]
@@ -227,12 +227,17 @@ class DecodingCache:
             round: the factors of the verification.
             path: int32 [B, P] node indices root to leaf, or None for the first nodes of a chain.
             path_lengths: int32 [B]; 0 leaves a sequence as it is.
+
+        Raises:
+            ValueError: a path does not run from a root along the round's tree. Nothing was written.
         """
+        ops.check_path(path, path_lengths, round.parents, slots=round.slots)
         self.flush()
         self._commit(PendingRound(round, path, path_lengths))
 
     def defer(self, round: Round, path: Tensor | None, path_lengths: Tensor) -> None:
         """Like `commit`, but the next forward pass over the same slots does the work."""
+        ops.check_path(path, path_lengths, round.parents, slots=round.slots)
         self.flush()
         self._pending = PendingRound(round, path, path_lengths)
 
@@ -245,8 +250,14 @@ class DecodingCache:
                 ops.conv_commit(window, factors.conv, pending.path, pending.path_lengths, slots=slots)
 
     def reset(self, slots: Sequence[int]) -> None:
-        """Zeroes the given slots, for sequences that are about to be prefilled."""
+        """Zeroes the given slots, for sequences that are about to be prefilled.
+
+        Raises:
+            ValueError: there is no such slot.
+        """
         self.flush()
+        for slot in slots:
+            check_integer("slots", slot, 0, self.slots - 1)
         index = torch.as_tensor(list(slots), dtype=torch.long)
         for state, window in zip(self.state, self.conv, strict=True):
             state[index] = 0
@@ -254,7 +265,8 @@ class DecodingCache:
                 window[index] = 0
 
     def snapshot(self, slot: int) -> list[tuple[Tensor, Tensor | None]]:
-        """Copies of a slot's memory, a (state, window) a layer."""
+        """Copies of a slot's memory, a (state, window) a layer. Raises ValueError like `reset`."""
+        check_integer("slot", slot, 0, self.slots - 1)
         self.flush()
         return [
             (state[slot].clone(), None if window is None else window[slot].clone())

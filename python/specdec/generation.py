@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from specdec._checks import check_integer, is_integer, shown
 from specdec.acceptance.sampling import SamplingParams
 
 FinishReason = Literal["eos", "stop", "length", "cancelled"]
@@ -28,6 +29,9 @@ class Request:
         sampling: temperature and filters; greedy by default.
         stop: makes a fresh stop condition for this sequence, or None.
         ignore_eos: emit end tokens like any other (for measurements of a fixed length).
+
+    Raises:
+        ValueError: an argument is not what is said above.
     """
 
     prompt: Sequence[int]
@@ -37,13 +41,20 @@ class Request:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        if not hasattr(self.prompt, "__len__"):
+            raise ValueError(f"prompt: got {shown(self.prompt)}, want a sequence of int token ids")
         if len(self.prompt) < 1:
             raise ValueError("prompt: got no tokens, want at least one (the beginning-of-text token will do)")
-        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: got {self.max_new_tokens}, want an integer, at least 1")
         for token in self.prompt:
-            if not isinstance(token, int):
-                raise ValueError(f"prompt: got {token!r}, want a sequence of int token ids")
+            if not is_integer(token):
+                raise ValueError(f"prompt: got {shown(token)}, want a sequence of int token ids")
+        check_integer("max_new_tokens", self.max_new_tokens, 1)
+        if not isinstance(self.sampling, SamplingParams):
+            raise ValueError(f"sampling: got {shown(self.sampling)}, want SamplingParams")
+        if self.stop is not None and not callable(self.stop):
+            raise ValueError(
+                f"stop: got {shown(self.stop)}, want a function that makes a stop condition, or None"
+            )
 
 
 @dataclass(frozen=True)

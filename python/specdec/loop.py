@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specdec._checks import shown
 from specdec.acceptance import PenaltyHistory, accept_greedy, accept_sampled, resolve_seed
 from specdec.acceptance.sampling import SamplingParams
 from specdec.budget import DraftBudget
@@ -36,7 +37,7 @@ MAX_NODES = 64  # of exact verification, root token included
 
 
 @dataclass
-class Sequence_:
+class ActiveSequence:
     """A sequence that occupies a slot."""
 
     index: int
@@ -86,7 +87,7 @@ class Sequence_:
 class RoundObserver:
     """Called after every round, before finished sequences leave their slots. For tests and studies."""
 
-    def after_round(self, cache: DecodingCache, sequences: Sequence[Sequence_]) -> None:
+    def after_round(self, cache: DecodingCache, sequences: Sequence[ActiveSequence]) -> None:
         """Every emitted token of every sequence but its last is committed or pending in `cache`."""
 
 
@@ -122,40 +123,72 @@ class Loop:
         self.cache = model.new_cache(slots)
         self._deferred = commit == "deferred"
         self._observer = observer
-        self._free = list(range(slots))[::-1]
-        self._active: list[Sequence_] = []
+        self._free = list(range(slots))[::-1]  # the lowest is taken first
+        self._active: list[ActiveSequence] = []
         self._running = False
         self._slots = torch.empty(0, dtype=torch.int32)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
-        """Decodes all requests; results are in their order."""
-        results = [Result() for _ in requests]
-        for _ in self._events(requests, results):
+        """Decodes all requests; results are in their order.
+
+        Raises:
+            ValueError: a request is none, or a token of its prompt is outside the vocabulary (then nothing
+                was decoded); the model gives logits that are not finite, or the drafter breaks its limits.
+        """
+        results: list[Result] = []
+        for _ in self.stream(requests, results):
             pass
         return results
 
     def stream(
         self, requests: Sequence[Request], results: list[Result] | None = None
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent, None, None]:
         """Decodes all requests and yields their tokens as they come.
 
         Args:
             requests: what to decode.
             results: if given, filled with one `Result` a request, which grow while the events come; a
                 consumer that stops early finds there what was emitted, with finish reason "cancelled".
+
+        Returns:
+            A generator. Closing it, or an error or Ctrl-C in it, ends every sequence and leaves the loop
+            ready for the next run. Until then the loop takes no other requests.
+
+        Raises:
+            ValueError: as `run`.
         """
+        checked = self._checked(requests)
         filled = [] if results is None else results
         filled.clear()
-        filled.extend(Result() for _ in requests)
-        return self._events(requests, filled)
+        filled.extend(Result() for _ in checked)
+        return self._events(checked, filled)
 
-    def _events(self, requests: Sequence[Request], results: list[Result]) -> Iterator[TokenEvent]:
+    def _checked(self, requests: Iterable[Request]) -> list[Request]:
+        """The requests, once: an iterator would be empty at the second pass."""
+        if not isinstance(requests, Iterable):
+            raise ValueError(f"requests: got {shown(requests)}, want a sequence of Request")
+        checked = list(requests)
+        last = self.model.vocab_size - 1
+        for index, request in enumerate(checked):
+            if not isinstance(request, Request):
+                raise ValueError(f"requests[{index}]: got {shown(request)}, want a Request")
+            low, high = min(request.prompt), max(request.prompt)
+            if low < 0 or high > last:
+                raise ValueError(
+                    f"requests[{index}].prompt: got token ids from {low} to {high}, want 0 to {last}"
+                )
+        return checked
+
+    def _events(
+        self, requests: Sequence[Request], results: list[Result]
+    ) -> Generator[TokenEvent, None, None]:
         if self._running:
             raise ValueError("requests: this loop is decoding others; finish or close their stream first")
         self._running = True
         waiting = deque(enumerate(requests))
         self.statistics = Statistics()
         try:
+            self._clear()  # nothing, unless a second Ctrl-C cut the end of the last run short
             while waiting or self._active:
                 if waiting and self._free:
                     yield from self._admit(waiting, results)
@@ -163,15 +196,14 @@ class Loop:
                     yield from self._round()
         finally:
             self._running = False
-            self._leave(list(self._active))
-            self.cache.flush()
+            self._clear()
 
     # --- admission and leaving ---
 
     def _admit(self, waiting: deque[tuple[int, Request]], results: list[Result]) -> list[TokenEvent]:
         """Prefills waiting requests into free slots; each emits its first token."""
         start = perf_counter()
-        new: list[Sequence_] = []
+        new: list[ActiveSequence] = []
         while waiting and self._free:
             index, request = waiting.popleft()
             result = results[index]
@@ -181,15 +213,16 @@ class Loop:
             stop = request.stop() if request.stop is not None else None
             eos = frozenset() if request.ignore_eos else self.model.eos_token_ids
             # Last, because what is above may raise: from here on leaving frees the slot.
-            sequence = Sequence_(index, self._free.pop(), request, result, history, stop, _eos=eos)
+            sequence = ActiveSequence(index, self._free.pop(), request, result, history, stop, _eos=eos)
             self._enter([sequence])
             new.append(sequence)
         logits = self.model.prefill(
             [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new]
         )
         events = []
-        finished: list[Sequence_] = []
+        finished: list[ActiveSequence] = []
         for row, sequence in enumerate(new):
+            _check_finite(float(logits[row].max()))
             first = accept_sampled(
                 logits[row : row + 1],
                 [sequence.request.prompt[-1]],
@@ -199,7 +232,6 @@ class Loop:
                 sequence.result.seed,
                 sequence.position,
             ).next_token
-            _check_finite(float(logits[row].max()))
             tokens, reason = sequence.emit([first])
             if self.drafter is not None:
                 self.drafter.begin(sequence.slot, sequence.request.prompt)
@@ -209,27 +241,36 @@ class Loop:
         self._leave(finished)
         return events
 
-    def _enter(self, sequences: Sequence[Sequence_]) -> None:
+    def _enter(self, sequences: Sequence[ActiveSequence]) -> None:
         self._active = sorted([*self._active, *sequences], key=lambda s: s.slot)
         self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
 
-    def _leave(self, sequences: Sequence[Sequence_]) -> None:
+    def _leave(self, sequences: Sequence[ActiveSequence]) -> None:
         if not sequences:
             return
         gone = {s.slot for s in sequences}
-        self._active = [s for s in self._active if s.slot not in gone]
-        self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
-        self._free.extend(sorted(gone, reverse=True))
         if self.drafter is not None:
             for slot in sorted(gone):
                 self.drafter.end(slot)
+        self._active = [s for s in self._active if s.slot not in gone]
+        self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
+        self._free.extend(sorted(gone, reverse=True))
+
+    def _clear(self) -> None:
+        """Ends what is active. All slots are free then, also one that Ctrl-C met between taking and use."""
+        try:
+            self._leave(list(self._active))
+        finally:
+            self._active = []
+            self._free = list(range(self.cache.slots))[::-1]
+            self.cache.flush()
 
     def _event(
         self,
-        sequence: Sequence_,
+        sequence: ActiveSequence,
         tokens: tuple[int, ...],
         reason: FinishReason | None,
-        finished: list[Sequence_],
+        finished: list[ActiveSequence],
     ) -> TokenEvent:
         if reason is not None:
             sequence.result.finish_reason = reason
@@ -250,7 +291,7 @@ class Loop:
         t2 = perf_counter()
         paths, next_tokens = self._accept(active, proposals, batch, logits)
         events: list[TokenEvent] = []
-        finished: list[Sequence_] = []
+        finished: list[ActiveSequence] = []
         kept = []
         for sequence, proposal, path, next_token in zip(active, proposals, paths, next_tokens, strict=True):
             tokens, reason = sequence.emit([*(proposal.tree.tokens[i - 1] for i in path[1:]), next_token])
@@ -277,7 +318,7 @@ class Loop:
         s.commit += t4 - t3
         return events
 
-    def _propose(self, active: Sequence[Sequence_]) -> list[Proposal]:
+    def _propose(self, active: Sequence[ActiveSequence]) -> list[Proposal]:
         """One proposal a sequence, no longer than is worth verifying and never past the token limit."""
         drafter, budget = self.drafter, self.budget
         if drafter is None:
@@ -332,15 +373,20 @@ class Loop:
                 )
 
     def _accept(
-        self, active: Sequence[Sequence_], proposals: Sequence[Proposal], batch: ProposalBatch, logits: Tensor
+        self,
+        active: Sequence[ActiveSequence],
+        proposals: Sequence[Proposal],
+        batch: ProposalBatch,
+        logits: Tensor,
     ) -> tuple[list[list[int]], list[int]]:
         """Accepted node paths, root token included, and the token after each."""
         if all(_plain_greedy(s.request.sampling) for s in active):
             best, choice = logits.max(-1)  # [B, N]
             path, lengths, tokens = accept_greedy(choice, batch.tokens, batch.parents, batch.lengths)
             paths = [row[:length] for row, length in zip(path.tolist(), lengths.tolist(), strict=True)]
-            for row, accepted in enumerate(paths):
-                _check_finite(float(best[row, accepted[-1]]))
+            for accepted, largest in zip(paths, best.tolist(), strict=True):
+                for node in accepted:
+                    _check_finite(largest[node])
             return paths, tokens.tolist()
         sampled_paths: list[list[int]] = []
         next_tokens = []
@@ -372,7 +418,7 @@ class Loop:
             self.cache.commit(factors, path, lengths)
 
     def _book(
-        self, sequence: Sequence_, proposal: Proposal, path: Sequence[int], emitted: Sequence[int]
+        self, sequence: ActiveSequence, proposal: Proposal, path: Sequence[int], emitted: Sequence[int]
     ) -> None:
         """Books one sequence's round. Acceptance is the rule's, also where an end token cut the path."""
         accepted = len(path) - 1
@@ -397,8 +443,10 @@ class Loop:
 
 def _check_finite(largest_logit: float) -> None:
     """A maximum over logits is NaN where one of them is; an argmax would quietly be some token."""
-    if math.isnan(largest_logit):
-        raise ValueError("logits: the model gave NaN, want numbers; are its weights whole?")
+    if not math.isfinite(largest_logit):
+        raise ValueError(
+            f"logits: the model gave {largest_logit}, want finite numbers; are its weights whole?"
+        )
 
 
 def _plain_greedy(sampling: SamplingParams) -> bool:

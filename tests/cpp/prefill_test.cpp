@@ -3,51 +3,53 @@
 
 #include <cstring>
 
-#include "ops.h"
 #include "recurrence_problem.h"
 
-namespace specdec {
+namespace specdec::test {
 namespace {
 
 class Prefill : public Problem {
  public:
   using Problem::Problem;
 
+  // `out` is written anew by every call.
   PrefillParams params() {
     PrefillParams p;
-    fill_common(p);
-    p.T = s.N;
+    fill_common(p, state, 0);
+    p.T = shape.N;
+    out = Buffer(shape.dtype, shape.B * shape.N * shape.HV * shape.DV);
+    p.out = out.data();
     return p;
   }
 
-  // Rows of `out` start at token `first` of row b; S0 is the state before the call.
-  void expect_sequence(int64_t b, int64_t row, int64_t first, int64_t n, const std::vector<float>& before) {
+  // Tokens [first, first + n) of row `row`; `before` is the state before the call.
+  void expect_sequence(int64_t b, int64_t row, int64_t first, int64_t n, const Buffer& before) {
+    const Shape& s = shape;
     for (int64_t hv = 0; hv < s.HV; ++hv) {
-      const float* S0 = &before[slots[b] * slot_stride + hv * s.DV * s.DK];
-      const Truth t = truth(row, first, n, hv, nullptr, S0);
+      SCOPED_TRACE(testing::Message() << "sequence " << b << " head " << hv);
+      const Truth t(Reference(*this, before, state_at(b, hv), row, hv), first, n, nullptr);
       const double out_tolerance = t.tolerance(s.DK, n, t.row_norm * t.q_norm);
       for (int64_t i = 0; i < n; ++i) {
         for (int64_t r = 0; r < s.DV; ++r) {
-          const float got = out[((row * s.N + first + i) * s.HV + hv) * s.DV + r];
-          ASSERT_LE(std::abs(got - t.out[i * s.DV + r]), out_tolerance)
-              << "sequence " << b << " token " << i << " head " << hv << " row " << r << " got " << got
-              << " want " << t.out[i * s.DV + r];
+          const double got = out[((row * s.N + first + i) * s.HV + hv) * s.DV + r];
+          ASSERT_NEAR(got, t.steps[i].out[r], out_tolerance) << "token " << i << " row " << r;
         }
       }
       const double state_tolerance = t.tolerance(s.DK, n, t.row_norm);
       for (int64_t i = 0; i < s.DV * s.DK; ++i) {
-        ASSERT_LE(std::abs(state_of(b, hv)[i] - t.state[i]), state_tolerance)
-            << "sequence " << b << " head " << hv << " state " << i << " got " << state_of(b, hv)[i]
-            << " want " << t.state[i];
+        ASSERT_NEAR(state[state_at(b, hv) + i], t.state[i], state_tolerance) << "state " << i;
       }
     }
   }
 
   void expect_zero(int64_t row, int64_t first, int64_t end) {
-    for (int64_t i = (row * s.N + first) * s.HV * s.DV; i < (row * s.N + end) * s.HV * s.DV; ++i) {
-      ASSERT_EQ(out[i], 0.0f) << i;
+    const int64_t width = shape.HV * shape.DV;
+    for (int64_t i = (row * shape.N + first) * width; i < (row * shape.N + end) * width; ++i) {
+      ASSERT_EQ(out[i], 0.0) << i;
     }
   }
+
+  Buffer out;
 };
 
 TEST(Prefill, FollowsReference) {
@@ -58,13 +60,13 @@ TEST(Prefill, FollowsReference) {
         Shape s;
         s.N = T, s.gate = gate, s.update = update;
         s.DK = 16 * (1 + seed % 5), s.DV = 17 + 13 * (seed % 4);
-        s.l2norm = seed % 3 > 0;
+        s.qk_l2norm = seed % 3 > 0;
         s.HV = 1 + seed % 2;
         SCOPED_TRACE(testing::Message()
                      << "gate " << static_cast<int>(gate) << " update " << static_cast<int>(update) << " T "
                      << T << " DK " << s.DK << " DV " << s.DV);
         Prefill problem(s, seed++);
-        const std::vector<float> before = problem.state;
+        const Buffer before = problem.state;
         ASSERT_EQ(cpu::prefill(problem.params()), Status::kOk);
         problem.expect_sequence(0, 0, 0, T, before);
       }
@@ -77,7 +79,7 @@ TEST(Prefill, LongSequence) {
     Shape s;
     s.N = 1000, s.DK = 64, s.gate = gate, s.HV = 1;
     Prefill problem(s, 5);
-    const std::vector<float> before = problem.state;
+    const Buffer before = problem.state;
     ASSERT_EQ(cpu::prefill(problem.params()), Status::kOk);
     problem.expect_sequence(0, 0, 0, s.N, before);
   }
@@ -87,7 +89,7 @@ TEST(Prefill, ModelShape) {
   Shape s;
   s.B = 2, s.N = 70, s.HK = 2, s.HV = 4, s.DK = 128, s.DV = 256;
   Prefill problem(s, 6);
-  const std::vector<float> before = problem.state;
+  const Buffer before = problem.state;
   ASSERT_EQ(cpu::prefill(problem.params()), Status::kOk);
   for (int64_t b = 0; b < s.B; ++b) problem.expect_sequence(b, b, 0, s.N, before);
 }
@@ -99,15 +101,14 @@ TEST(Prefill, PaddedRowsAreZeroAndUnread) {
   problem.slots[1] = -1;
   const std::vector<int32_t> lengths = {65, 70, 0, 99};
   const auto poison = [&](int64_t b, int64_t from) {
-    std::fill(&problem.k[b * problem.key_stride.b + from * problem.key_stride.n],
-              problem.k.data() + (b + 1) * problem.key_stride.b, kNaN);
-    std::fill(&problem.g[b * problem.gate_stride.b + from * problem.gate_stride.n],
-              problem.g.data() + (b + 1) * problem.gate_stride.b, kNaN);
+    for (Tensor* x : {&problem.q, &problem.k, &problem.v, &problem.g, &problem.beta}) {
+      std::fill(&x->buffer.f32[x->at(b, from, 0)], &x->buffer.f32[x->at(b, s.N, 0)], kNaN);
+    }
   };
   poison(0, 65);
   poison(1, 0);
   poison(2, 0);
-  const std::vector<float> before = problem.state;
+  const Buffer before = problem.state;
   PrefillParams p = problem.params();
   p.lengths = lengths.data();
   ASSERT_EQ(cpu::prefill(p), Status::kOk);
@@ -117,11 +118,12 @@ TEST(Prefill, PaddedRowsAreZeroAndUnread) {
   problem.expect_zero(1, 0, 70);
   problem.expect_zero(2, 0, 70);
   // Slots that no sequence advanced, gaps between slots included, keep their bits.
-  for (int64_t slot = 0; slot < problem.slots_total; ++slot) {
+  for (int64_t slot = 0; slot < problem.pool; ++slot) {
     const bool written = slot == problem.slots[0] || slot == problem.slots[3];
     const int64_t begin = slot * problem.slot_stride + (written ? s.HV * s.DV * s.DK : 0);
     const int64_t end = (slot + 1) * problem.slot_stride;
-    EXPECT_EQ(std::memcmp(&problem.state[begin], &before[begin], (end - begin) * sizeof(float)), 0) << slot;
+    EXPECT_EQ(std::memcmp(&problem.state.f32[begin], &before.f32[begin], (end - begin) * sizeof(float)), 0)
+        << slot;
   }
 }
 
@@ -132,9 +134,8 @@ TEST(Prefill, PackedSequences) {
   s.gate = Gate::kChannel;
   Prefill problem(s, 9);
   problem.slots = {2, 0, 1, -1};
-  for (float& e : problem.state) e = problem.normal();
-  problem.slots_total = 3;
-  const std::vector<float> before = problem.state;
+  for (float& e : problem.state.f32) e = problem.uniform(-1.0f, 1.0f);
+  const Buffer before = problem.state;
   PrefillParams p = problem.params();
   p.B = 4;
   p.cu_seqlens = cu_seqlens.data();
@@ -152,29 +153,30 @@ TEST(Prefill, SequencesDoNotMeet) {
     Shape s;
     s.B = 3, s.N = 90, s.DV = 96, s.gate = gate;
     Prefill batch(s, 10);
-    const std::vector<float> before = batch.state;
+    const Buffer before = batch.state;
     const std::vector<int32_t> lengths = {40, 77, 90};
     PrefillParams p = batch.params();
     p.lengths = lengths.data();
     ASSERT_EQ(cpu::prefill(p), Status::kOk);
-    const std::vector<float> want = batch.out;
+    const Buffer want = batch.out;
     for (int64_t b = 0; b < s.B; ++b) {
-      std::vector<float> state = before, out(lengths[b] * s.HV * s.DV, kNaN);
+      Buffer state = before, out(DType::kFloat32, lengths[b] * s.HV * s.DV);
       PrefillParams alone = batch.params();
       alone.B = 1;
       alone.T = lengths[b];
-      alone.q = batch.q.data() + b * batch.key_stride.b;
-      alone.k = batch.k.data() + b * batch.key_stride.b;
-      alone.v = batch.v.data() + b * batch.value_stride.b;
-      if (alone.g != nullptr) alone.g = batch.g.data() + b * batch.gate_stride.b;
-      alone.beta += b * batch.beta_stride.b;
+      alone.q = &batch.q.buffer.f32[batch.q.at(b, 0, 0)];
+      alone.k = &batch.k.buffer.f32[batch.k.at(b, 0, 0)];
+      alone.v = &batch.v.buffer.f32[batch.v.at(b, 0, 0)];
+      if (alone.g != nullptr) alone.g = &batch.g.buffer.f32[batch.g.at(b, 0, 0)];
+      alone.beta = &batch.beta.buffer.f32[batch.beta.at(b, 0, 0)];
       alone.slots = &batch.slots[b];
       alone.state.data = state.data();
       alone.out = out.data();
       ASSERT_EQ(cpu::prefill(alone), Status::kOk);
-      const int64_t at = batch.slots[b] * batch.slot_stride, size = s.HV * s.DV * s.DK;
-      EXPECT_EQ(std::memcmp(&state[at], &batch.state[at], size * sizeof(float)), 0) << "sequence " << b;
-      EXPECT_EQ(std::memcmp(out.data(), &want[b * s.N * s.HV * s.DV], out.size() * sizeof(float)), 0)
+      const int64_t at = batch.state_at(b), size = s.HV * s.DV * s.DK;
+      EXPECT_EQ(std::memcmp(&state.f32[at], &batch.state.f32[at], size * sizeof(float)), 0)
+          << "sequence " << b;
+      EXPECT_EQ(std::memcmp(out.data(), &want.f32[b * s.N * s.HV * s.DV], out.bytes()), 0)
           << "sequence " << b;
     }
   }
@@ -185,17 +187,13 @@ TEST(Prefill, ContinuesFromItsState) {
   Shape s;
   s.N = 120;
   Prefill problem(s, 11);
-  const std::vector<float> before = problem.state;
+  const Buffer before = problem.state;
   PrefillParams p = problem.params();
   p.T = 50;
   ASSERT_EQ(cpu::prefill(p), Status::kOk);
+  problem.fill_common(p, problem.state, 50);
   p.T = 70;
-  p.q = problem.q.data() + 50 * problem.key_stride.n;
-  p.k = problem.k.data() + 50 * problem.key_stride.n;
-  p.v = problem.v.data() + 50 * problem.value_stride.n;
-  p.g = problem.g.data() + 50 * problem.gate_stride.n;
-  p.beta = problem.beta.data() + 50 * problem.beta_stride.n;
-  p.out = problem.out.data() + 50 * s.HV * s.DV;
+  p.out = &problem.out.f32[50 * s.HV * s.DV];
   ASSERT_EQ(cpu::prefill(p), Status::kOk);
   problem.expect_sequence(0, 0, 0, s.N, before);
 }
@@ -204,35 +202,58 @@ TEST(Prefill, ContinuesFromItsState) {
 TEST(Prefill, BFloat16RoundsOnce) {
   Shape s;
   s.N = 80, s.DV = 40;
-  Prefill problem(s, 12);
+  Prefill wide(s, 12);
+  s.dtype = s.state = DType::kBFloat16;
+  Prefill narrow(s, 12);
+  const auto widen_all = [](const Buffer& from, Buffer& to) {
+    for (size_t i = 0; i < to.f32.size(); ++i) to.f32[i] = static_cast<float>(from[i]);
+  };
+  widen_all(narrow.q.buffer, wide.q.buffer);
+  widen_all(narrow.k.buffer, wide.k.buffer);
+  widen_all(narrow.v.buffer, wide.v.buffer);
+  widen_all(narrow.state, wide.state);
+  ASSERT_EQ(cpu::prefill(wide.params()), Status::kOk);
+  ASSERT_EQ(cpu::prefill(narrow.params()), Status::kOk);
   const auto round = [](float x) -> uint16_t {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   };
-  const auto narrow = [&](std::vector<float>& x) {
-    std::vector<uint16_t> bits;
-    for (float& e : x) {
-      bits.push_back(round(e));
-      const uint32_t wide = static_cast<uint32_t>(bits.back()) << 16;
-      std::memcpy(&e, &wide, 4);
+  for (size_t i = 0; i < narrow.out.half.size(); ++i) {
+    ASSERT_EQ(narrow.out.half[i], round(wide.out.f32[i])) << i;
+  }
+  for (int64_t i = 0; i < s.HV * s.DV * s.DK; ++i) {
+    const int64_t at = wide.state_at(0) + i;
+    ASSERT_EQ(narrow.state.half[at], round(wide.state.f32[at])) << i;
+  }
+}
+
+// Tokens in front of one that is not finite keep their bits.
+TEST(Prefill, NonFiniteTokensReachOnlyLaterOnes) {
+  unsigned seed = 20;
+  for (const Gate gate : kGates) {
+    for (const Update update : kUpdates) {
+      Shape s;
+      s.N = 75, s.DV = 45, s.gate = gate, s.update = update;
+      Prefill problem(s, seed++);
+      const Buffer state = problem.state;
+      ASSERT_EQ(cpu::prefill(problem.params()), Status::kOk);
+      const Buffer want = problem.out;
+      for (const int64_t token : {3, 37, 74}) {
+        for (float* entry : {&problem.k.buffer.f32[problem.k.at(0, token, 0, 3)],
+                             &problem.v.buffer.f32[problem.v.at(0, token, 0, 40)]}) {
+          const float good = *entry;
+          *entry = kNaN;
+          problem.state = state;
+          ASSERT_EQ(cpu::prefill(problem.params()), Status::kOk);
+          *entry = good;
+          const int64_t before = token * s.HV * s.DV;
+          EXPECT_EQ(std::memcmp(problem.out.data(), want.data(), before * sizeof(float)), 0) << token;
+          EXPECT_TRUE(std::isnan(problem.out[before + 40]));
+        }
+      }
     }
-    return bits;
-  };
-  const std::vector<uint16_t> q = narrow(problem.q), k = narrow(problem.k), v = narrow(problem.v);
-  std::vector<uint16_t> state = narrow(problem.state);
-  PrefillParams p = problem.params();
-  ASSERT_EQ(cpu::prefill(p), Status::kOk);
-  std::vector<uint16_t> out(problem.out.size());
-  p.dtype = p.state.dtype = DType::kBFloat16;
-  p.q = q.data(), p.k = k.data(), p.v = v.data();
-  p.state.data = state.data();
-  p.out = out.data();
-  ASSERT_EQ(cpu::prefill(p), Status::kOk);
-  for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], round(problem.out[i])) << i;
-  const int64_t at = problem.slots[0] * problem.slot_stride;
-  for (int64_t i = at; i < at + s.HV * s.DV * s.DK; ++i) ASSERT_EQ(state[i], round(problem.state[i])) << i;
+  }
 }
 
 TEST(Prefill, RefusesWhatItCannotRun) {
@@ -252,4 +273,4 @@ TEST(Prefill, RefusesWhatItCannotRun) {
 }
 
 }  // namespace
-}  // namespace specdec
+}  // namespace specdec::test

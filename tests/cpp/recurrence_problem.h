@@ -1,39 +1,327 @@
-// Random inputs of a recurrence with poisoned gaps, and the sequential recurrence on a tree in float64,
-// written token by token: what the matrix forms (prefill, the solve) must agree with.
+// Random inputs of a recurrence, poisoned wherever a kernel must not look, and the recurrence itself in
+// float64, written token by token along the paths of a tree: what every kernel must agree with.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
-#include "specdec/params.h"
+#include "ops.h"
 
-namespace specdec {
+namespace specdec::test {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-struct Shape {
-  int64_t B = 1, N = 8, HK = 1, HV = 2, DK = 32, DV = 32;
-  Gate gate = Gate::kHead;
-  Update update = Update::kDelta;
-  bool l2norm = true;
-};
 
 inline const Gate kGates[] = {Gate::kNone, Gate::kHead, Gate::kChannel};
 inline const Update kUpdates[] = {Update::kAdditive, Update::kDelta};
 
-// What the tokens of one sequence and head give in float64.
+inline float widen(const void* data, DType dtype, int64_t i) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
+  if (dtype == DType::kBFloat16) {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float out;
+    std::memcpy(&out, &wide, 4);
+    return out;
+  }
+  const int exponent = (bits >> 10) & 31;
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) return bits & 0x3ff ? std::numeric_limits<float>::quiet_NaN() : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(bits & 0x3ff), -24);
+  return sign * std::ldexp(static_cast<float>((bits & 0x3ff) | 0x400), exponent - 25);
+}
+
+// A buffer of elements of one dtype.
+struct Buffer {
+  DType dtype = DType::kFloat32;
+  std::vector<float> f32;
+  std::vector<uint16_t> half;
+
+  Buffer() = default;
+  Buffer(DType type, int64_t count) : dtype(type) {
+    if (type == DType::kFloat32) {
+      f32.assign(count, kNaN);
+    } else {
+      half.assign(count, 0x7fffu);  // NaN in both
+    }
+  }
+  void* data() { return dtype == DType::kFloat32 ? static_cast<void*>(f32.data()) : half.data(); }
+  const void* data() const {
+    return dtype == DType::kFloat32 ? static_cast<const void*>(f32.data()) : half.data();
+  }
+  size_t bytes() const { return f32.size() * 4 + half.size() * 2; }
+  double operator[](int64_t i) const { return widen(data(), dtype, i); }
+  void set(int64_t i, float x) {
+    if (dtype == DType::kFloat32) {
+      f32[i] = x;
+      return;
+    }
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (dtype == DType::kBFloat16) {
+      half[i] = static_cast<uint16_t>(bits >> 16);  // truncation: any representable number will do
+    } else {
+      const int exponent = static_cast<int>((bits >> 23) & 255) - 112;
+      half[i] = static_cast<uint16_t>(((bits >> 16) & 0x8000u) |
+                                      (exponent <= 0 ? 0u : (exponent << 10) | ((bits >> 13) & 0x3ffu)));
+    }
+  }
+  bool operator==(const Buffer& other) const { return f32 == other.f32 && half == other.half; }
+};
+
+inline bool same_bits(const Buffer& a, const Buffer& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
+
+struct Shape {
+  Gate gate = Gate::kHead;
+  Update update = Update::kDelta;
+  int64_t B = 1, N = 4, HK = 1, HV = 2, DK = 32, DV = 24;
+  DType dtype = DType::kFloat32;
+  DType state = DType::kFloat32;
+  bool qk_l2norm = true;
+};
+
+// A [B, N, H, D] tensor inside a wider buffer: every row is followed by poison.
+struct Tensor {
+  Buffer buffer;
+  Strides stride;
+
+  Tensor() = default;
+  Tensor(DType dtype, int64_t B, int64_t N, int64_t H, int64_t D) {
+    stride = {(N + 1) * (H * D + 5), H * D + 5, D};
+    buffer = Buffer(dtype, B * stride.b);
+  }
+  int64_t at(int64_t b, int64_t n, int64_t h, int64_t d = 0) const {
+    return b * stride.b + n * stride.n + h * stride.h + d;
+  }
+};
+
+// What a call of verify writes.
+struct Outputs {
+  Buffer out, k, u, g;
+};
+
+struct Problem {
+  Shape shape;
+  int64_t decays;  // numbers of g a value head
+  Tensor q, k, v, g, beta;
+  Buffer state;                // [pool, slot_stride]: NaN in gaps and in slots that no sequence has
+  std::vector<int32_t> slots;  // [B]
+  int64_t pool, slot_stride;
+  float scale;
+
+  Problem(const Shape& s, uint32_t seed) : shape(s), random(seed) {
+    decays = s.gate == Gate::kNone ? 0 : s.gate == Gate::kHead ? 1 : s.DK;
+    q = fill(Tensor(s.dtype, s.B, s.N, s.HK, s.DK), [&] { return uniform(-1.0f, 1.0f); });
+    // Keys of at most unit length keep the delta rule stable.
+    const float unit = s.qk_l2norm ? 3.0f : 1.0f / std::sqrt(static_cast<float>(s.DK));
+    k = fill(Tensor(s.dtype, s.B, s.N, s.HK, s.DK), [&] { return unit * uniform(-1.0f, 1.0f); });
+    v = fill(Tensor(s.dtype, s.B, s.N, s.HV, s.DV), [&] { return uniform(-1.0f, 1.0f); });
+    if (decays > 0) {
+      g = fill(Tensor(DType::kFloat32, s.B, s.N, s.HV, decays), [&] {
+        // Mostly mild, some strong, some saturated.
+        const float pick = uniform(0.0f, 1.0f);
+        if (pick < 0.01f) return -std::numeric_limits<float>::infinity();
+        return (pick < 0.03f ? -1e4f : pick < 0.2f ? -3.0f : -0.05f) * uniform(0.0f, 1.0f);
+      });
+    }
+    if (s.update == Update::kDelta) {
+      beta = fill(Tensor(DType::kFloat32, s.B, s.N, s.HV, 1), [&] { return uniform(0.0f, 1.9f); });
+    }
+    pool = s.B + 2;
+    slots.resize(pool);
+    std::iota(slots.begin(), slots.end(), 0);
+    std::shuffle(slots.begin(), slots.end(), random);
+    slots.resize(s.B);
+    slot_stride = s.HV * s.DV * s.DK + 16;
+    state = Buffer(s.state, pool * slot_stride);
+    for (int64_t b = 0; b < s.B; ++b) {
+      for (int64_t i = 0; i < s.HV * s.DV * s.DK; ++i) state.set(state_at(b) + i, uniform(-1.0f, 1.0f));
+    }
+    scale = 1.0f / std::sqrt(static_cast<float>(s.DK));
+  }
+
+  float uniform(float lo, float hi) { return std::uniform_real_distribution<float>(lo, hi)(random); }
+  int64_t below(int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random); }
+
+  // The state [DV, DK] of value head hv of sequence b.
+  int64_t state_at(int64_t b, int64_t hv = 0) const {
+    return slots[b] * slot_stride + hv * shape.DV * shape.DK;
+  }
+
+  template <typename F>
+  Tensor fill(Tensor t, F&& next) {
+    const int64_t heads = (t.stride.n - 5) / t.stride.h;
+    for (int64_t b = 0; b < shape.B; ++b) {
+      for (int64_t n = 0; n < shape.N; ++n) {
+        for (int64_t i = 0; i < heads * t.stride.h; ++i) t.buffer.set(t.at(b, n, 0, i), next());
+      }
+    }
+    return t;
+  }
+
+  // Tokens of every sequence from `first` on, for VerifyParams and PrefillParams.
+  template <typename Params>
+  void fill_common(Params& p, Buffer& from, int64_t first) const {
+    p.rec = {shape.gate, shape.update, shape.HK, shape.HV, shape.DK, shape.DV};
+    p.B = shape.B;
+    p.dtype = shape.dtype;
+    const int64_t size = shape.dtype == DType::kFloat32 ? 4 : 2;
+    p.q = static_cast<const char*>(q.buffer.data()) + q.at(0, first, 0) * size;
+    p.k = static_cast<const char*>(k.buffer.data()) + k.at(0, first, 0) * size;
+    p.v = static_cast<const char*>(v.buffer.data()) + v.at(0, first, 0) * size;
+    if (decays > 0) p.g = g.buffer.f32.data() + g.at(0, first, 0);
+    if (shape.update == Update::kDelta) p.beta = beta.buffer.f32.data() + beta.at(0, first, 0);
+    p.q_stride = q.stride, p.k_stride = k.stride, p.v_stride = v.stride;
+    p.g_stride = g.stride, p.beta_stride = beta.stride;
+    p.scale = scale;
+    p.qk_l2norm = shape.qk_l2norm;
+    p.state = {from.data(), shape.state, pool, slot_stride};
+    p.slots = slots.data();
+  }
+
+  // Tokens [first, first + count) of every sequence.
+  VerifyParams params(Buffer& from, int64_t first, int64_t count) const {
+    VerifyParams p;
+    fill_common(p, from, first);
+    p.N = count;
+    return p;
+  }
+
+  // Runs p (its output pointers are set here).
+  Outputs run(VerifyParams p, Status expected = Status::kOk) const {
+    const int64_t rows = p.B * p.N;
+    Outputs o{Buffer(shape.dtype, rows * shape.HV * shape.DV),
+              Buffer(DType::kFloat32, rows * shape.HK * shape.DK),
+              Buffer(DType::kFloat32, rows * shape.HV * shape.DV),
+              Buffer(DType::kFloat32, rows * shape.HV * decays)};
+    p.out = o.out.data();
+    p.k_out = o.k.f32.data();
+    p.u_out = o.u.f32.data();
+    p.g_out = decays > 0 ? o.g.f32.data() : nullptr;
+    EXPECT_EQ(cpu::verify(p), expected);
+    return o;
+  }
+
+  FactorsView factors(const Outputs& o, int64_t nodes) const {
+    return {o.k.f32.data(), o.u.f32.data(), decays > 0 ? o.g.f32.data() : nullptr, nodes};
+  }
+
+  CommitParams commit_params(Buffer& into, const FactorsView& view, const PathView& path) const {
+    CommitParams p;
+    p.rec = {shape.gate, shape.update, shape.HK, shape.HV, shape.DK, shape.DV};
+    p.B = shape.B;
+    p.factors = view;
+    p.path = path;
+    p.state = {into.data(), shape.state, pool, slot_stride};
+    p.slots = slots.data();
+    return p;
+  }
+
+  std::mt19937 random;
+};
+
+inline double norm2(const double* x, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * x[i];
+  return sum;
+}
+
+// What one token gives in float64: key and query as the recurrence uses them, its write and its answer.
+struct Step {
+  std::vector<double> k, q, u, out;
+};
+
+// One value head of one sequence in float64: stepping from a state along a path of tokens.
+struct Reference {
+  const Problem* problem;
+  int64_t b, hv;
+  std::vector<double> state;  // [DV, DK]
+
+  // Tokens of row b; the state lies at element `at` of `from`.
+  Reference(const Problem& p, const Buffer& from, int64_t at, int64_t b_, int64_t hv_)
+      : problem(&p), b(b_), hv(hv_), state(p.shape.DV * p.shape.DK) {
+    for (size_t i = 0; i < state.size(); ++i) state[i] = from[at + static_cast<int64_t>(i)];
+  }
+
+  Step step(int64_t n) {
+    const Problem& p = *problem;
+    const Shape& s = p.shape;
+    const int64_t hk = hv / (s.HV / s.HK);
+    Step t{std::vector<double>(s.DK), std::vector<double>(s.DK), std::vector<double>(s.DV),
+           std::vector<double>(s.DV)};
+    for (int64_t c = 0; c < s.DK; ++c) {
+      t.k[c] = p.k.buffer[p.k.at(b, n, hk, c)];
+      t.q[c] = p.q.buffer[p.q.at(b, n, hk, c)];
+    }
+    const double k_unit = s.qk_l2norm ? std::sqrt(norm2(t.k.data(), s.DK) + 1e-6) : 1.0;
+    const double q_unit = s.qk_l2norm ? std::sqrt(norm2(t.q.data(), s.DK) + 1e-6) : 1.0;
+    for (int64_t c = 0; c < s.DK; ++c) {
+      t.k[c] /= k_unit;
+      t.q[c] *= p.scale / q_unit;
+    }
+    std::vector<double> decay(p.decays);
+    for (int64_t c = 0; c < p.decays; ++c) decay[c] = std::exp(p.g.buffer[p.g.at(b, n, hv, c)]);
+    for (int64_t r = 0; r < s.DV; ++r) {
+      double* row = state.data() + r * s.DK;
+      double sk = 0;
+      for (int64_t c = 0; c < s.DK; ++c) {
+        if (p.decays > 0) row[c] *= decay[p.decays > 1 ? c : 0];
+        sk += row[c] * t.k[c];
+      }
+      double write = p.v.buffer[p.v.at(b, n, hv, r)];
+      if (s.update == Update::kDelta) write = p.beta.buffer[p.beta.at(b, n, hv)] * (write - sk);
+      t.u[r] = write;
+      for (int64_t c = 0; c < s.DK; ++c) {
+        row[c] += write * t.k[c];
+        t.out[r] += row[c] * t.q[c];
+      }
+    }
+    return t;
+  }
+};
+
+// What the tokens [first, first + n) of one row and value head give in float64, on the tree `parents` [n] or,
+// where null, on a chain, and how far a float32 kernel in another order may be from it.
 struct Truth {
-  std::vector<double> k;      // [n, DK] as the recurrence used it
-  std::vector<double> u;      // [n, DV]
-  std::vector<double> out;    // [n, DV]
+  std::vector<Step> steps;    // [n]
   std::vector<double> state;  // [DV, DK] after the last token
   // Largest norm of a value row of any state, and of a query and a key: every number below is a sum of
   // products of these.
   double row_norm = 0.0, q_norm = 0.0, k_norm = 0.0, v_max = 0.0;
+
+  Truth(const Reference& root, int64_t first, int64_t n, const int32_t* parents) {
+    const Shape& s = root.problem->shape;
+    see_rows(root.state, s.DK);
+    std::vector<Reference> nodes;  // of a chain the last alone
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t parent = parents != nullptr ? parents[i] : i - 1;
+      Reference node = parent < 0 ? root : parents != nullptr ? nodes[parent] : nodes.back();
+      steps.push_back(node.step(first + i));
+      q_norm = std::max(q_norm, std::sqrt(norm2(steps[i].q.data(), s.DK)));
+      k_norm = std::max(k_norm, std::sqrt(norm2(steps[i].k.data(), s.DK)));
+      for (int64_t r = 0; r < s.DV; ++r) {
+        const Tensor& v = root.problem->v;
+        v_max = std::max(v_max, std::abs(v.buffer[v.at(root.b, first + i, root.hv, r)]));
+      }
+      see_rows(node.state, s.DK);
+      if (parents == nullptr) nodes.clear();
+      nodes.push_back(std::move(node));
+    }
+    state = n > 0 ? nodes.back().state : root.state;
+  }
+
+  void see_rows(const std::vector<double>& S, int64_t DK) {
+    for (size_t r = 0; r < S.size(); r += DK) row_norm = std::max(row_norm, std::sqrt(norm2(&S[r], DK)));
+  }
 
   // A dot product over DK rounds DK times by at most eps / 2 of its running value, with independent signs: a
   // standard deviation below eps / 2 sqrt(DK) of the bound of the sum. The step contracts (|k| <= 1, 0 <= b
@@ -46,147 +334,4 @@ struct Truth {
   }
 };
 
-class Problem {
- public:
-  Problem(const Shape& shape, unsigned seed) : s(shape), rng(seed) {
-    const int64_t tokens = s.B * s.N;
-    decays = s.gate == Gate::kNone ? 0 : s.gate == Gate::kHead ? 1 : s.DK;
-    key_stride = {s.N * (s.HK * s.DK + 7), s.HK * s.DK + 7, s.DK};
-    value_stride = {s.N * (s.HV * s.DV + 3), s.HV * s.DV + 3, s.DV};
-    gate_stride = {s.N * (s.HV * decays + 1), s.HV * decays + 1, decays};
-    beta_stride = {s.N * s.HV, s.HV, 1};
-    q.assign(tokens * key_stride.n, kNaN);
-    k = q;
-    v.assign(tokens * value_stride.n, kNaN);
-    g.assign(tokens * gate_stride.n, kNaN);
-    beta.assign(tokens * s.HV, kNaN);
-    slots_total = s.B + 2;
-    slot_stride = s.HV * s.DV * s.DK + 16;
-    state.assign(slots_total * slot_stride, kNaN);
-    std::vector<int32_t> order(slots_total);
-    for (int64_t i = 0; i < slots_total; ++i) order[i] = static_cast<int32_t>(i);
-    std::shuffle(order.begin(), order.end(), rng);
-    std::uniform_real_distribution<float> uniform;
-    for (int64_t b = 0; b < s.B; ++b) {
-      slots.push_back(order[b]);
-      for (int64_t i = 0; i < s.HV * s.DV * s.DK; ++i) state[slots[b] * slot_stride + i] = normal();
-      for (int64_t n = 0; n < s.N; ++n) {
-        for (int64_t i = 0; i < s.HK * s.DK; ++i) {
-          // Without normalisation the keys are short enough for the step to contract.
-          const float size = s.l2norm ? 3.0f : 0.7f / std::sqrt(static_cast<float>(s.DK));
-          q[b * key_stride.b + n * key_stride.n + i] = normal();
-          k[b * key_stride.b + n * key_stride.n + i] = size * normal();
-        }
-        for (int64_t i = 0; i < s.HV * s.DV; ++i) v[b * value_stride.b + n * value_stride.n + i] = normal();
-        for (int64_t i = 0; i < s.HV * decays; ++i) {
-          // Mostly mild, some strong, some saturated.
-          const float pick = uniform(rng);
-          g[b * gate_stride.b + n * gate_stride.n + i] =
-              pick < 0.01f ? -std::numeric_limits<float>::infinity()
-                           : (pick < 0.03f ? -1e4f : (pick < 0.2f ? -3.0f : -0.05f) * uniform(rng));
-        }
-        for (int64_t h = 0; h < s.HV; ++h) beta[(b * s.N + n) * s.HV + h] = 1.9f * uniform(rng);
-      }
-    }
-  }
-
-  template <typename Params>
-  void fill_common(Params& p) {
-    p.rec = {s.gate, s.update, s.HK, s.HV, s.DK, s.DV};
-    p.B = s.B;
-    p.q = q.data(), p.k = k.data(), p.v = v.data();
-    p.g = decays > 0 ? g.data() : nullptr;
-    p.beta = s.update == Update::kDelta ? beta.data() : nullptr;
-    p.q_stride = p.k_stride = key_stride;
-    p.v_stride = value_stride;
-    p.g_stride = gate_stride;
-    p.beta_stride = beta_stride;
-    p.scale = scale;
-    p.qk_l2norm = s.l2norm;
-    p.state = {state.data(), DType::kFloat32, slots_total, slot_stride};
-    p.slots = slots.data();
-    out.assign(s.B * s.N * s.HV * s.DV, kNaN);
-    p.out = out.data();
-  }
-
-  // Tokens [first, first + n) of row b in value head hv; parents [n] or null for a chain; S0 [DV, DK].
-  template <typename State>
-  Truth truth(int64_t b, int64_t first, int64_t n, int64_t hv, const int32_t* parents,
-              const State* S0) const {
-    const int64_t DK = s.DK, DV = s.DV, hk = hv / (s.HV / s.HK);
-    Truth t;
-    std::vector<std::vector<double>> states(n);
-    const std::vector<double> root(S0, S0 + DV * DK);
-    t.row_norm = row_norm(root);
-    t.state = root;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t token = first + i;
-      const int64_t parent = parents != nullptr ? parents[i] : i - 1;
-      std::vector<double> S = parent < 0 ? root : states[parent];
-      const float* kf = &k[b * key_stride.b + token * key_stride.n + hk * key_stride.h];
-      const float* qf = &q[b * key_stride.b + token * key_stride.n + hk * key_stride.h];
-      std::vector<double> key(kf, kf + DK), query(qf, qf + DK);
-      for (auto* x : {&key, &query}) {
-        const double unit = s.l2norm ? 1.0 / std::sqrt(norm2(*x) + 1e-6) : 1.0;
-        for (double& e : *x) e *= x == &query ? unit * scale : unit;
-      }
-      t.q_norm = std::max(t.q_norm, std::sqrt(norm2(query)));
-      t.k_norm = std::max(t.k_norm, std::sqrt(norm2(key)));
-      for (int64_t r = 0; r < DV; ++r) {
-        double read = 0.0, answer = 0.0;
-        for (int64_t c = 0; c < DK; ++c) {
-          if (decays > 0) {
-            const int64_t at = b * gate_stride.b + token * gate_stride.n + hv * decays;
-            S[r * DK + c] *= std::exp(static_cast<double>(g[at + (decays > 1 ? c : 0)]));
-          }
-          read += S[r * DK + c] * key[c];
-        }
-        const double value = v[b * value_stride.b + token * value_stride.n + hv * DV + r];
-        t.v_max = std::max(t.v_max, std::abs(value));
-        const double write =
-            s.update == Update::kDelta ? beta[(b * s.N + token) * s.HV + hv] * (value - read) : value;
-        for (int64_t c = 0; c < DK; ++c) {
-          S[r * DK + c] += write * key[c];
-          answer += S[r * DK + c] * query[c];
-        }
-        t.u.push_back(write);
-        t.out.push_back(answer);
-      }
-      t.k.insert(t.k.end(), key.begin(), key.end());
-      t.row_norm = std::max(t.row_norm, row_norm(S));
-      t.state = S;
-      states[i] = std::move(S);
-      if (parents == nullptr && i > 0) states[i - 1] = {};
-    }
-    return t;
-  }
-
-  const float* state_of(int64_t b, int64_t hv) const {
-    return &state[slots[b] * slot_stride + hv * s.DV * s.DK];
-  }
-
-  float normal() { return std::normal_distribution<float>()(rng); }
-
-  static double norm2(const std::vector<double>& x) {
-    double sum = 0.0;
-    for (const double e : x) sum += e * e;
-    return sum;
-  }
-  double row_norm(const std::vector<double>& S) const {
-    double most = 0.0;
-    for (int64_t r = 0; r < s.DV; ++r) {
-      most = std::max(most, std::sqrt(norm2({S.begin() + r * s.DK, S.begin() + (r + 1) * s.DK})));
-    }
-    return most;
-  }
-
-  Shape s;
-  std::mt19937 rng;
-  float scale = 0.25f;
-  int64_t decays, slots_total, slot_stride;
-  Strides key_stride, value_stride, gate_stride, beta_stride;
-  std::vector<float> q, k, v, g, beta, state, out;
-  std::vector<int32_t> slots;
-};
-
-}  // namespace specdec
+}  // namespace specdec::test

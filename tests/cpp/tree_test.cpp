@@ -20,10 +20,20 @@ TreeSchedule schedule(const Parents& parents) {
   return tree;
 }
 
-std::string error_text(const Parents& parents, int64_t first_node = 0, int64_t row = -1) {
-  char text[128] = "";
-  const TreeError error = check_parents(parents.data(), static_cast<int64_t>(parents.size()), first_node);
-  if (!error.ok()) error.format(text, sizeof(text), row);
+AncestorMask mask(const TreeSchedule& tree) {
+  AncestorMask ancestors;
+  ancestors.build(tree.parent, tree.nodes);
+  return ancestors;
+}
+
+Parents listed_children(const TreeSchedule& tree, int32_t node) {
+  return Parents(tree.children_of(node), tree.children_of(node) + tree.child_count(node));
+}
+
+std::string error_text(const Parents& parents, int64_t first = 0) {
+  char text[96] = "";
+  const TreeError error = check_parents(parents.data(), static_cast<int64_t>(parents.size()), first);
+  if (!error.ok()) error.format(text, sizeof(text));
   return text;
 }
 
@@ -66,6 +76,9 @@ void expect_follows_definitions(const Parents& parents) {
   const TreeSchedule tree = schedule(parents);
   const int32_t n = static_cast<int32_t>(parents.size());
   ASSERT_EQ(tree.nodes, n);
+  ASSERT_EQ(tree.scheduled, n);
+  EXPECT_EQ(listed_children(tree, -1), children_of(parents, -1));
+  const AncestorMask ancestors = mask(tree);
   std::vector<int32_t> order;
   depth_first(parents, -1, order);
   EXPECT_EQ(order, Parents(tree.order, tree.order + n));
@@ -77,10 +90,10 @@ void expect_follows_definitions(const Parents& parents) {
     EXPECT_EQ(tree.depth[i], static_cast<int32_t>(path.size()) - 1);
     EXPECT_EQ(tree.size[i], subtree_size(parents, i));
     EXPECT_EQ(tree.heavy[i], heavy);
-    EXPECT_EQ(tree.light_count[i], static_cast<int32_t>(children_of(parents, i).size()) - (heavy >= 0));
+    EXPECT_EQ(listed_children(tree, i), children_of(parents, i));
     EXPECT_EQ(tree.order[tree.position[i]], i);
     for (int32_t j = 0; j < n; ++j)
-      EXPECT_EQ(tree.is_ancestor_or_self(j, i), path.count(j) == 1) << j << " above " << i;
+      EXPECT_EQ(ancestors.is_ancestor_or_self(j, i), path.count(j) == 1) << j << " above " << i;
     int32_t light_edges = 0;
     for (int32_t j = i; j >= 0 && parents[j] >= 0; j = parents[j])
       light_edges += heavy_child(parents, parents[j]) != j;
@@ -90,8 +103,8 @@ void expect_follows_definitions(const Parents& parents) {
   // Chains partition the nodes; each starts below its parent chain and runs along heavy children to a leaf.
   std::vector<int32_t> seen;
   for (int32_t c = 0; c < tree.chains; ++c) {
-    const int32_t* node = tree.chain_nodes + tree.chain_begin[c];
-    const int32_t* end = tree.chain_nodes + tree.chain_begin[c + 1];
+    const int16_t* node = tree.chain_nodes + tree.chain_begin[c];
+    const int16_t* end = tree.chain_nodes + tree.chain_begin[c + 1];
     ASSERT_LT(node, end);
     EXPECT_EQ(tree.chain_parent[c], parents[*node]);
     if (parents[*node] >= 0) {
@@ -160,54 +173,83 @@ TEST(TreeSchedule, LargestTrees) {
   EXPECT_EQ(schedule(star).waves, 2);
   EXPECT_EQ(schedule(forest).waves, 1);
   EXPECT_EQ(schedule(heap).waves, TreeSchedule::kMaxWaves);  // 255 nodes: a full binary tree of 8 levels
-  EXPECT_TRUE(schedule(heap).is_ancestor_or_self(0, 255));
-  EXPECT_FALSE(schedule(heap).is_ancestor_or_self(64, 255));
+  EXPECT_TRUE(mask(schedule(heap)).is_ancestor_or_self(0, 255));
+  EXPECT_FALSE(mask(schedule(heap)).is_ancestor_or_self(64, 255));
 }
 
-TEST(TreeSchedule, BuildChainIsTheTreeOfAChain) {
+TEST(TreeSchedule, NullParentsAreAChain) {
   TreeSchedule chain;
-  chain.build_chain(70);
+  chain.build(nullptr, 70);
   Parents parents;
   for (int32_t i = 0; i < 70; ++i) parents.push_back(i - 1);
-  const TreeSchedule tree = schedule(parents);
   EXPECT_EQ(chain.chains, 1);
-  EXPECT_EQ(chain.words, 2);
+  EXPECT_EQ(mask(chain).words, 2);
   for (int32_t i = 0; i < 70; ++i) {
-    EXPECT_EQ(chain.parent[i], tree.parent[i]);
-    EXPECT_EQ(chain.depth[i], tree.depth[i]);
-    EXPECT_EQ(chain.order[i], tree.order[i]);
-    EXPECT_EQ(chain.ancestors[2 * i], tree.ancestors[2 * i]);
-    EXPECT_EQ(chain.ancestors[2 * i + 1], tree.ancestors[2 * i + 1]);
+    EXPECT_EQ(chain.parent[i], i - 1);
+    EXPECT_EQ(chain.depth[i], i);
+    EXPECT_EQ(chain.order[i], i);
+    for (int32_t j = 0; j < 70; ++j) EXPECT_EQ(mask(chain).is_ancestor_or_self(j, i), j <= i);
+  }
+}
+
+// A prefix node without new descendants is left out; what remains is scheduled as the tree of those nodes.
+TEST(TreeSchedule, PrefixNodesWithoutNewDescendantsAreLeftOut) {
+  std::mt19937 random(2);
+  for (int trial = 0; trial < 40; ++trial) {
+    SCOPED_TRACE(trial);
+    const int32_t prefix = 1 + static_cast<int32_t>(random() % 20);
+    const int32_t n = prefix + static_cast<int32_t>(random() % 20);
+    Parents all;
+    for (int32_t i = 0; i < n; ++i) all.push_back(static_cast<int32_t>(random() % (i + 1)) - 1);
+    std::set<int32_t> needed;
+    for (int32_t i = prefix; i < n; ++i) needed.merge(path_to(all, i));
+    Parents name(n, -1), kept;  // of a needed node in the reduced tree
+    for (const int32_t i : needed) {
+      name[i] = static_cast<int32_t>(kept.size());
+      kept.push_back(all[i] < 0 ? -1 : name[all[i]]);
+    }
+    TreeSchedule tree;
+    tree.build(all.data() + prefix, n - prefix, all.data(), prefix);
+    const TreeSchedule want = schedule(kept);
+    ASSERT_EQ(tree.nodes, n);
+    ASSERT_EQ(tree.scheduled, want.nodes);
+    ASSERT_EQ(tree.chains, want.chains);
+    ASSERT_EQ(tree.waves, want.waves);
+    for (int32_t i = 0; i < want.nodes; ++i) {
+      EXPECT_EQ(name[tree.order[i]], want.order[i]);
+      EXPECT_EQ(name[tree.chain_nodes[i]], want.chain_nodes[i]);
+      EXPECT_EQ(name[tree.children[i]], want.children[i]);
+    }
+    for (int32_t i = 0; i < n; ++i) EXPECT_EQ(tree.size[i] > 0, needed.count(i) == 1);
   }
 }
 
 // A schedule is rebuilt in place round after round: nothing of a larger tree may survive.
 TEST(TreeSchedule, RebuildingForgetsTheLargerTree) {
   TreeSchedule tree;
-  tree.build_chain(200);
+  tree.build(nullptr, 200);
   const Parents parents = {-1, 0, 0, 1, -1};
   tree.build(parents.data(), 5);
   EXPECT_EQ(tree.chains, 3);
-  EXPECT_EQ(tree.words, 1);
+  EXPECT_EQ(tree.child_count(0), 2);
   EXPECT_EQ(tree.size[0], 4);
   EXPECT_EQ(tree.heavy[3], -1);
-  EXPECT_EQ(tree.ancestors[3], 0b1011u);
+  EXPECT_EQ(mask(tree).bits[3], 0b1011u);
 }
 
-TEST(CheckParents, NamesNodeAndValue) {
+TEST(CheckParents, FindsTheFirstWrongEntry) {
   EXPECT_EQ(error_text({}), "");
   EXPECT_EQ(error_text({-1, 0, 0, -1}), "");
-  EXPECT_EQ(error_text({-1, 0, 2}), "parents[2] is 2, want -1 (a root) or an earlier node (0 to 1)");
-  EXPECT_EQ(error_text({-1, -2}), "parents[1] is -2, want -1 (a root) or an earlier node (0 to 0)");
-  EXPECT_EQ(error_text({0}), "parents[0] is 0, want -1: the first node is a root");
-  EXPECT_EQ(error_text({-1, 7}, 0, 3), "parents[3, 1] is 7, want -1 (a root) or an earlier node (0 to 0)");
+  EXPECT_EQ(error_text({-1, 0, 2, 9}), "is 2, want -1 (a root) or an earlier node (0 to 1)");
+  EXPECT_EQ(error_text({-1, -2}), "is -2, want -1 (a root) or an earlier node (0 to 0)");
+  EXPECT_EQ(error_text({0}), "is 0, want -1: the first node is a root");
+  const Parents wrong = {-1, 0, 2};
+  EXPECT_EQ(check_parents(wrong.data(), 3).node, 2);
 }
 
 TEST(CheckParents, CountsPrefixNodes) {
   EXPECT_EQ(error_text({2, 3}, 3), "");
-  EXPECT_EQ(error_text({3}, 3), "parents[0] is 3, want -1 (a root) or an earlier node (0 to 2)");
-  EXPECT_EQ(error_text(Parents(250, -1), 6), "");
-  EXPECT_EQ(error_text(Parents(250, -1), 7), "parents has 257 nodes, want 0 to 256");
+  EXPECT_EQ(error_text({3}, 3), "is 3, want -1 (a root) or an earlier node (0 to 2)");
 }
 
 }  // namespace

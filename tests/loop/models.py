@@ -5,6 +5,7 @@ token.
 from __future__ import annotations
 
 import torch
+
 from specdec.models.checkpoint import expected_tensors
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM

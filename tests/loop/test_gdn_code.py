@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from loop.drafters import Continuations, RandomTreeDrafter
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -15,10 +17,10 @@ from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.oracle import OracleDrafter
 from specdec.generation import Request
 from specdec.loop import Loop
-from specdec.models import GatedDeltaNetForCausalLM, load_model, load_tokenizer
+from specdec.models import load_model, load_tokenizer
+from specdec.models.checkpoint import load_config, load_weights, resolve_model
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.reference import ReferenceGatedDeltaNet
-
-from .drafters import Continuations, RandomTreeDrafter
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "gdn_code_golden.json").read_text())
 TOKENS = 200
@@ -70,6 +72,26 @@ def test_golden_logits(model, entry):
             assert abs(float(last[token]) - logit) < tolerance
     request = Request(tokens, max_new_tokens=len(entry["greedy_tokens"]), ignore_eos=True)
     assert Loop(model).run([request])[0].tokens == entry["greedy_tokens"]
+
+
+def test_trainable_weights(model: GatedDeltaNetForCausalLM) -> None:
+    """Weights that require grad, as a training loop holds them, give the same model."""
+    config = load_config(resolve_model("gdn-code"))
+    weights = load_weights(resolve_model("gdn-code"), config)
+    trainable = GatedDeltaNetForCausalLM(config, {n: torch.nn.Parameter(w) for n, w in weights.items()})
+    prompt = GOLDEN["entries"][0]["prompt_tokens"]
+    caches = [model.new_cache(1), trainable.new_cache(1)]
+    prefilled = [
+        m.prefill([prompt], cache=c, slots=[0]) for m, c in zip((model, trainable), caches, strict=True)
+    ]
+    assert torch.equal(*prefilled)
+    step, slot = torch.tensor([[5, 6]]), torch.zeros(1, dtype=torch.int32)
+    (want, _), (logits, round_) = (
+        m.forward(step, cache=c, slots=slot) for m, c in zip((model, trainable), caches, strict=True)
+    )
+    assert torch.equal(logits, want)
+    assert not logits.requires_grad
+    caches[1].commit(round_, None, torch.tensor([2], dtype=torch.int32))
 
 
 CASES = [

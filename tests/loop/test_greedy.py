@@ -8,6 +8,9 @@ import random
 
 import pytest
 import torch
+
+from loop.drafters import Continuations, RandomTreeDrafter, WrongDrafter
+from loop.models import random_model
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -16,9 +19,6 @@ from specdec.drafters.oracle import OracleDrafter
 from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
-
-from .drafters import Continuations, RandomTreeDrafter, WrongDrafter
-from .models import random_model
 
 TOKENS = 40
 

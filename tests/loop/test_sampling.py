@@ -8,6 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
+from loop.drafters import RandomTreeDrafter
+from loop.models import random_model
 from lossless.statistics import ALPHA, chi_square
 from specdec.acceptance import PenaltyHistory, SamplingParams, process_logits
 from specdec.audit import CacheAuditor
@@ -17,9 +20,6 @@ from specdec.drafters.ngram import NGramDrafter
 from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
-
-from .drafters import RandomTreeDrafter
-from .models import random_model
 
 VOCAB = 4
 PROMPT = (1, 2, 3)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from specdec.acceptance import Accepted
 
-from .toys import Round, Toy, chain_round
+from lossless.toys import Round, Toy, chain_round
+from specdec.acceptance import Accepted
 
 
 def resample_from_target(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
+
 from specdec.acceptance import SamplingParams
 
 

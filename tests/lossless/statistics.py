@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy import stats
+
 from specdec.acceptance import Stream, categorical, uniform_grid
 
 # Chi-square tests of real rules in the whole suite, for Bonferroni; seeds are fixed, so the suite is

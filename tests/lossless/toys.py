@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from specdec.acceptance import Accepted, PenaltyHistory, SamplingParams, decide_round, process_logits
 
-from .reference import distribution
+from lossless.reference import distribution
+from specdec.acceptance import Accepted, PenaltyHistory, SamplingParams, decide_round, process_logits
 
 VOCAB = 4
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from specdec import ops
 from specdec.ops import Factors, reference
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from specdec.ops import Factors
 from torch import Tensor
+
+from specdec.ops import Factors
 
 Gate = Literal["none", "head", "channel"]
 Update = Literal["additive", "delta"]

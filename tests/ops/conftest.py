@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 _M_PERTURB = -6  # glibc: malloc fills what it hands out with the complement of the given byte
 
@@ -25,12 +24,3 @@ def poisoned_memory() -> Iterator[None]:
     mallopt(_M_PERTURB, 0x80)
     yield
     mallopt(_M_PERTURB, 0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors of most tests are too small for threads; the tests of threading ask for them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

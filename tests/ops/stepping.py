@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from specdec.ops import Factors
 from torch import Tensor
 
-from .backends import Backend
-from .cases import Gate, Update, random_tokens
+from ops.backends import Backend
+from ops.cases import Gate, Update, random_tokens
+from specdec.ops import Factors
 
 
 @dataclass

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from specdec.ops import ConvPending, ConvPrefix, reference
 from torch import Tensor
 
-from .backends import BACKENDS, Backend
-from .cases import EPS, NAN, assert_close, int32, random_parents, random_path
+from ops.backends import BACKENDS, Backend
+from ops.cases import EPS, NAN, assert_close, int32, random_parents, random_path
+from specdec.ops import ConvPending, ConvPrefix, reference
 
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=str)
 BIG = 1 << 30

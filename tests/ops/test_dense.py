@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from specdec.ops.dense import (
     PackedWeight,
     gated_delta_gates,
@@ -30,7 +32,6 @@ from specdec.ops.dense import (
     swiglu_linear_reference,
     swiglu_reference,
 )
-from torch import Tensor
 
 U = 2.0**-24
 # exp is good to about one last place, 2u; an addition, a division and a product around it each add u.
@@ -43,11 +44,10 @@ SUBNORMAL = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 2.0**-25}  
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+def threads(request: pytest.FixtureRequest, set_threads: Callable[[int], None]) -> int:
+    count: int = request.param
+    set_threads(count)
+    return count
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
@@ -97,13 +97,18 @@ def test_linear_against_float64(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_linear_rows_do_not_see_each_other(
-    inputs: int, outputs: int, dtype: torch.dtype, stored: torch.dtype, threads: int
+    inputs: int,
+    outputs: int,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    threads: int,
+    set_threads: Callable[[int], None],
 ) -> None:
     weight = pack_weight(randn(outputs, inputs, seed=1), stored, bias=randn(outputs, seed=3))
     x = randn(33, inputs, seed=2, dtype=dtype)
-    torch.set_num_threads(1)
+    set_threads(1)
     alone = torch.cat([linear(x[i : i + 1], weight) for i in range(33)])
-    torch.set_num_threads(threads)
+    set_threads(threads)
     for rows in range(1, 34):
         assert torch.equal(linear(x[:rows], weight), alone[:rows]), f"{rows} rows"
     order = torch.randperm(33, generator=torch.Generator().manual_seed(5))

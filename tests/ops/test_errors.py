@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 from torch import Tensor
 
-from .backends import COMPILED, Backend
-from .cases import int32
+from ops.backends import COMPILED, Backend
+from ops.cases import int32
+from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 backends = pytest.mark.parametrize("backend", COMPILED, ids=str)
 B, N, HK, HV, DK, DV = 2, 3, 1, 2, 32, 64
@@ -82,9 +82,9 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     (
         "parents self",
         {"parents": int32([[-1, 0, 1], [-1, 1, 1]])},
-        r"parents: row 1 node 1 has parent 1, want -1",
+        r"parents: row 1 node 1 is 1, want -1 \(a root\) or an earlier node",
     ),
-    ("parents low", {"parents": int32([[-2, 0, 1]] * B)}, r"parents: row 0 node 0 has parent -2, want -1"),
+    ("parents low", {"parents": int32([[-2, 0, 1]] * B)}, r"parents: row 0 node 0 is -2, want -1"),
     ("lengths shape", {"lengths": int32([1, 2, 3])}, r"lengths: got shape \[3\], want \[B\]"),
     ("lengths dtype", {"lengths": torch.tensor([1, 2])}, r"lengths: got dtype Long, want Int"),
     (
@@ -141,12 +141,12 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     (
         "prefix parents",
         {"prefix": Prefix(factors(), int32([[-1, 0, 2]] * B))},
-        r"prefix.parents: row 0 node 2 has par",
+        r"prefix.parents: row 0 node 2 is 2, want -1",
     ),
     (
         "prefix ids",
         {"prefix": Prefix(factors()), "parents": int32([[2, 3, 5]] * B)},
-        r"parents: row 0 node 5 has par",
+        r"parents: row 0 node 2 is 5, want -1 \(a root\) or an earlier node \(0 to 4\)",
     ),
     (
         "prefix gate",
@@ -236,7 +236,9 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     ("weight dtype", {"weight": f32(C, W).half()}, r"weight: got dtype Half, want Float"),
     ("weight shape", {"weight": f32(7, W)}, r"weight: got shape \[7, 4\], want \[C, W\] = \[8, any\]"),
     ("weight stride", {"weight": f32(W, C).mT}, r"weight: got a non-contiguous tensor"),
-    ("weight width", {"weight": f32(C, 0)}, r"weight: got width 0, want at least 1"),
+    ("weight width", {"weight": f32(C, 0)}, r"weight: got W = 0, want 1 to 16"),
+    ("weight wide", {"weight": f32(C, 17)}, r"weight: got W = 17, want 1 to 16"),
+    ("channels", {"x": f32(B, N, 0)}, r"x: got no channels, want C of at least 1"),
     ("bias", {"bias": f32(C, 1)}, r"bias: got shape \[8, 1\], want \[C\]"),
     ("state shape", {"conv_state": f32(B, W, C)}, r"conv_state: got shape \[2, 4, 8\], want \[S, W-1, C\]"),
     (
@@ -246,7 +248,7 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("state stride", {"conv_state": f32(B, C, W - 1).mT}, r"conv_state: dimension 2 has stride 3, want 1"),
     ("slots", {"slots": int32([0, 0])}, r"slots: slot 0 is named by two rows"),
-    ("parents", {"parents": int32([[0, 0, 0]] * B)}, r"parents: row 0 node 0 has parent 0, want -1"),
+    ("parents", {"parents": int32([[0, 0, 0]] * B)}, r"parents: row 0 node 0 is 0, want -1: the first node"),
     ("lengths", {"lengths": int32([1])}, r"lengths: got shape \[1\]"),
     ("activation", {"activation": "relu"}, r"activation: got 'relu', want 'silu' or None"),
     ("both", {"pending": ConvPending(f32(B, N, C)), "prefix": ConvPrefix(f32(B, N, C))}, r"prefix: got both"),
@@ -265,7 +267,7 @@ CONV: list[tuple[str, dict[str, Any], str]] = [
     (
         "prefix parents",
         {"prefix": ConvPrefix(f32(B, 1, C), int32([[0]] * B))},
-        r"prefix.parents: row 0 node 0 has",
+        r"prefix.parents: row 0 node 0 is",
     ),
     (
         "overlap",

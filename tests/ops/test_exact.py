@@ -6,16 +6,17 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 from torch import Tensor
 
-from .backends import EXACT_PAIRS, Backend
-from .cases import RECURRENCES, int32, random_parents
-from .stepping import Layer
+from ops.backends import EXACT_PAIRS, Backend
+from ops.cases import RECURRENCES, int32, random_parents
+from ops.stepping import Layer
+from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 pairs = pytest.mark.parametrize(("backend", "strategy"), EXACT_PAIRS, ids=str)
 recurrences = pytest.mark.parametrize(("gate", "update"), RECURRENCES)
@@ -183,7 +184,9 @@ def test_prefix_equals_whole_tree(backend: Backend, strategy: str, gate, update)
 
 
 @pairs
-def test_rows_do_not_know_each_other(backend: Backend, strategy: str) -> None:
+def test_rows_do_not_know_each_other(
+    backend: Backend, strategy: str, set_threads: Callable[[int], None]
+) -> None:
     """A row's bits depend on nothing else: batch size, position, slot, neighbours, thread count."""
     B, N = 7, 6
     layer = Layer.random(backend, strategy, 8, B * N, HK=2, HV=4, DK=128, DV=128)
@@ -197,12 +200,12 @@ def test_rows_do_not_know_each_other(backend: Backend, strategy: str) -> None:
         assert torch.equal(alone[0], out[b])
         assert torch.equal(alone_factors.u[0], factors.u[b])
     order = torch.randperm(B, generator=rng)
-    torch.set_num_threads(3)
+    set_threads(3)
     shuffled, _ = layer.verify(ids[order], state=pool, slots=order.int(), parents=parents[order])
     assert torch.equal(shuffled, out[order])
     committed, one_by_one = pool.clone(), pool.clone()
     backend.commit(committed, factors)
-    torch.set_num_threads(1)
+    set_threads(1)
     for b in range(B):
         backend.commit(one_by_one[b : b + 1], Factors(*(t if t is None else t[b : b + 1] for t in factors)))
     assert torch.equal(committed, one_by_one)

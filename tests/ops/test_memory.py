@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from specdec import ops
 
 PROC = Path("/proc/self")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from .backends import BACKENDS, Backend
-from .cases import assert_close, random_case, tolerance
+from ops.backends import BACKENDS, Backend
+from ops.cases import assert_close, random_case, tolerance
 
 pytest.importorskip("transformers")
 

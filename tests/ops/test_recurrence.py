@@ -6,11 +6,10 @@ import math
 
 import pytest
 import torch
-from specdec.ops import Factors, Pending, Prefix, reference
 from torch import Tensor
 
-from .backends import BACKENDS, PAIRS, Backend
-from .cases import (
+from ops.backends import BACKENDS, PAIRS, Backend
+from ops.cases import (
     NAN,
     RECURRENCES,
     Case,
@@ -22,6 +21,7 @@ from .cases import (
     random_path,
     tolerance,
 )
+from specdec.ops import Factors, Pending, Prefix, reference
 
 pairs = pytest.mark.parametrize(("backend", "strategy"), PAIRS, ids=lambda x: str(x))
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=str)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from specdec.ops import ConvPending, Pending, reference
 from torch import Tensor
 
-from .backends import COMPILED, EXACT_PAIRS, Backend
-from .cases import EPS, NAN, assert_close, int32, tolerance
-from .stepping import Layer, Stepper
+from ops.backends import COMPILED, EXACT_PAIRS, Backend
+from ops.cases import EPS, NAN, assert_close, int32, tolerance
+from ops.stepping import Layer, Stepper
+from specdec.ops import ConvPending, Pending, reference
 
 ROUNDS, SLOTS, TOKENS = 300, 7, 60
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from specdec import ops
 from specdec.ops import strategy as table
 from specdec.tuning.kernels import measure_strategies
@@ -112,6 +113,44 @@ def test_malformed_tables_are_named(tmp_path: Path, change: dict[str, object], m
     path.write_text("{")
     with pytest.raises(table.TableError, match="cannot be read as JSON"):
         table.read_tables(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"version": 2}',
+        b'{"version": ' + b"1" * 5000 + b"}",
+        b'{"version": 1, "tables": {"avx512": {"threads": 1, "points": [{"rows": 1e999}]}}}',
+    ],
+    ids=["empty", "cut", "binary", "deep", "version", "digits", "infinite"],
+)
+def test_a_damaged_user_table_costs_one_warning(content: bytes) -> None:
+    """Decoding goes on with the table of the package; the warning says which file it is and what to do."""
+    shipped = [table.resolve("auto", "avx512", N=n, tree=True, **SHAPE) for n in range(1, 65)]
+    path = table.user_table_path()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    table.reload()
+    with pytest.warns(RuntimeWarning, match=f"{path}.*Delete the file or run `specdec tune") as caught:
+        found = [table.resolve("auto", "avx512", N=n, tree=True, **SHAPE) for n in range(1, 65)]
+    assert found == shipped
+    assert len(caught) == 1
+    assert len(str(caught[0].message)) < 500
+    measure_strategies(budget=0.0, batches=(1,), nodes=(2,), widths=(32,))  # and what it says helps
+    assert set(table.read_tables(path)) == {ops.cpu_isa()}
+
+
+def test_numbers_too_large_for_a_ratio_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    for change, name in (({"rows": 10**400}, "rows"), ({"us": {"serial": 10**400}}, "us.serial")):
+        entry = {**point(4, 1.0, 2.0)._asdict(), **change}
+        path.write_text(json.dumps({"version": 1, "tables": {"avx2": {"threads": 1, "points": [entry]}}}))
+        with pytest.raises(table.TableError, match=rf"points\[0\].{name}: got 1000"):
+            table.read_tables(path)
 
 
 def test_tables_survive_a_round_trip(tmp_path: Path) -> None:

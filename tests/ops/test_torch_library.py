@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from specdec import ops
-from specdec.ops import Factors, Pending, Prefix
 from torch import Tensor
 
-from .cases import int32, random_case, random_factors, random_parents
+from ops.cases import int32, random_case, random_factors, random_parents
+from specdec import ops
+from specdec.ops import Factors, Pending, Prefix
 
 OPS = torch.ops.specdec
 QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")

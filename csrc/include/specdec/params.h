@@ -76,7 +76,7 @@ struct VerifyParams {
   float* u_out = nullptr;  // [B, N, HV, DV] contiguous
   float* g_out = nullptr;  // [B, N, HV] or [B, N, HV, DK] contiguous; null without gate
 
-  Strategy strategy = Strategy::kSerial;  // or kHybrid, kSolve: `auto` and `exact` are resolved before
+  Strategy strategy = Strategy::kSerial;
 };
 
 struct CommitParams {

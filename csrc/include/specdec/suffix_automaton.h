@@ -57,7 +57,6 @@ class SuffixAutomaton {
   }
 
   int32_t size() const { return static_cast<int32_t>(text_.size()); }
-  int32_t max_match() const { return max_match_; }
 
   // The longest suffix of at most max_match tokens that has an earlier occurrence.
   Match match() const {

@@ -11,7 +11,8 @@ enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
 enum class Gate : int32_t { kNone, kHead, kChannel };  // decay: none, one per value head, one per key channel
 enum class Update : int32_t { kAdditive, kDelta };     // write v, or beta (v - S k)
 
-enum class Strategy : int32_t { kSerial, kHybrid, kSolve, kExact, kAuto };
+// The Python names `exact` and `auto` are resolved before a call, from the measured table.
+enum class Strategy : int32_t { kSerial, kHybrid, kSolve };
 
 // How a commit computes: token by token with the operations of the step, or as one small matrix product.
 enum class CommitMode : int32_t { kExact, kFast };
@@ -26,5 +27,6 @@ enum class Status : int32_t {
 
 constexpr int kMaxSerialNodes = 64;  // N of serial and hybrid verification, prefix included
 constexpr int kMaxSolveNodes = 256;  // N of the masked solve
+constexpr int kMaxConvWidth = 16;    // W of the short convolution
 
 }  // namespace specdec

@@ -1,9 +1,22 @@
 """Acceptance: which drafts are kept and which token follows, greedily or by exact speculative sampling."""
 
-from .greedy import accept_greedy
-from .rng import Stream, categorical, resolve_seed, uniform, uniform_grid, uniforms
-from .sampling import PenaltyHistory, SamplingParams, greedy_tokens, penalise, process_logits
-from .speculative import Accepted, Decisions, ProposalLike, accept_chain, accept_sampled, decide_round
+from specdec.acceptance.greedy import accept_greedy
+from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
+from specdec.acceptance.sampling import (
+    PenaltyHistory,
+    SamplingParams,
+    greedy_tokens,
+    penalise,
+    process_logits,
+)
+from specdec.acceptance.speculative import (
+    Accepted,
+    Decisions,
+    ProposalLike,
+    accept_chain,
+    accept_sampled,
+    decide_round,
+)
 
 __all__ = [
     "Accepted",
@@ -23,5 +36,4 @@ __all__ = [
     "resolve_seed",
     "uniform",
     "uniform_grid",
-    "uniforms",
 ]

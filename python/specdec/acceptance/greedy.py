@@ -38,15 +38,15 @@ def accept_greedy(
     """
     want, have, size = logits_argmax.numpy(), tokens.numpy(), lengths.numpy()
     if want.ndim != 2 or have.shape != want.shape:
-        raise ValueError(f"tokens: got {have.shape}, wanted [B, N] like logits_argmax, which is {want.shape}")
+        raise ValueError(f"tokens: got {have.shape}, want [B, N] like logits_argmax, which is {want.shape}")
     if size.shape != want.shape[:1]:
-        raise ValueError(f"lengths: got {size.shape}, wanted [{want.shape[0]}]")
+        raise ValueError(f"lengths: got {size.shape}, want [{want.shape[0]}]")
     if parents is None:
         path, path_lengths = _chains(want, have, size)
     else:
         above = parents.numpy()
         if above.shape != want.shape:
-            raise ValueError(f"parents: got {above.shape}, wanted [B, N] = {want.shape}")
+            raise ValueError(f"parents: got {above.shape}, want [B, N] = {want.shape}")
         path, path_lengths = _trees(want, have, above, size)
     rows = np.arange(want.shape[0])
     leaf = path[rows, np.maximum(path_lengths, 1) - 1]

@@ -65,11 +65,6 @@ def uniform(seed: int, position: int, stream: Stream, draw: int = 0) -> float:
     return float((hi << 32 | lo) >> 11) * 2.0**-53
 
 
-def uniforms(seed: int, position: int, count: int, stream: Stream) -> NDArray[np.float64]:
-    """The first `count` draws of one position and stream: float64 [count], `uniform(..., draw)` each."""
-    return uniform_grid(seed, position, stream, np.arange(count))
-
-
 def uniform_grid(
     seed: int | NDArray[np.integer],
     position: int | NDArray[np.integer],

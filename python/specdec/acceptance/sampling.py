@@ -16,19 +16,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec._checks import check_integer, check_number
+
+# Temperatures and penalties beyond this, or below its inverse, take logits out of float32: 0 * inf is NaN.
+_EXTREME = 1e30
+_LEAST = math.ulp(0.0)  # the smallest number above 0
+
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How a sequence's next token is chosen.
 
     Attributes:
-        temperature: logits are divided by it; 0 is greedy decoding (then only the penalty has an effect).
+        temperature: logits are divided by it, 1e-30 to 1e30; 0 is greedy decoding (then only the penalty has
+            an effect).
         top_k: keep the k tokens of largest logit, ties to the lower index; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose mass reaches top_p, the crossing token
             included, ties to the lower index; 1 keeps all.
         min_p: keep tokens of at least min_p times the largest probability; 0 keeps all.
         repetition_penalty: a seen token's logit is divided by it if positive and multiplied by it otherwise
-            (CTRL, arXiv 1909.05858); 1 is none.
+            (CTRL, arXiv 1909.05858), 1e-30 to 1e30; 1 is none.
         seed: 0 <= seed < 2^64; None draws one when the sequence is admitted.
 
     Raises:
@@ -43,24 +50,15 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require(0.0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number >= 0")
-        _require(
-            isinstance(self.top_k, int) and self.top_k >= 0, "top_k", self.top_k, "an integer >= 0 (0: off)"
-        )
-        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "a number in (0, 1]")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "a number in [0, 1]")
-        _require(
-            0.0 < self.repetition_penalty < math.inf,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "a finite number > 0",
-        )
-        _require(
-            self.seed is None or (isinstance(self.seed, int) and 0 <= self.seed < 2**64),
-            "seed",
-            self.seed,
-            "None or an integer in [0, 2^64)",
-        )
+        low, high = 1.0 / _EXTREME, _EXTREME
+        wanted = f"0 (greedy) or a number from {low:g} to {high:g}"
+        check_number("temperature", self.temperature, low if self.temperature else 0.0, high, wanted)
+        check_integer("top_k", self.top_k, 0)
+        check_number("top_p", self.top_p, _LEAST, 1.0, "a number above 0 and at most 1")
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, low, high)
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0, 2**64 - 1)
 
     @property
     def greedy(self) -> bool:
@@ -76,11 +74,6 @@ class SamplingParams:
     def filtered(self) -> bool:
         """Whether top-k, top-p or min-p restricts the support."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
-
-def _require(good: bool, name: str, given: object, wanted: str) -> None:
-    if not good:
-        raise ValueError(f"{name}: got {given!r}, wanted {wanted}")
 
 
 class PenaltyHistory:
@@ -120,7 +113,7 @@ class PenaltyHistory:
         size = self._seen.numel()
         for token in tokens:
             if not 0 <= token < size:
-                raise ValueError(f"tokens: got {token}, wanted tokens in [0, {size})")
+                raise ValueError(f"tokens: got {token}, want tokens in [0, {size})")
 
 
 def penalise(logits: Tensor, params: SamplingParams, seen: Tensor | None) -> Tensor:
@@ -140,7 +133,7 @@ def penalise(logits: Tensor, params: SamplingParams, seen: Tensor | None) -> Ten
     if seen is None or seen.shape[-1:] != x.shape[-1:]:
         given = None if seen is None else tuple(seen.shape)
         raise ValueError(
-            f"seen: got {given}, wanted a bool mask [..., {x.shape[-1]}] as repetition_penalty is "
+            f"seen: got {given}, want a bool mask [..., {x.shape[-1]}] as repetition_penalty is "
             f"{params.repetition_penalty}"
         )
     penalty = params.repetition_penalty

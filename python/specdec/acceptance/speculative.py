@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .rng import Stream, categorical, uniform
-from .sampling import PenaltyHistory, SamplingParams, process_logits
+from specdec.acceptance.rng import Stream, categorical, uniform
+from specdec.acceptance.sampling import PenaltyHistory, SamplingParams, process_logits
 
 _Row = NDArray[np.floating]
 
@@ -161,7 +161,7 @@ def accept_chain(
     drafts = [int(x) for x in draft_tokens]
     n = len(drafts)
     if p_target.ndim != 2 or p_target.shape[0] != n + 1:
-        raise ValueError(f"p_target: got {p_target.shape}, wanted [{n + 1}, V] for {n} drafts")
+        raise ValueError(f"p_target: got {p_target.shape}, want [{n + 1}, V] for {n} drafts")
     _check_drafts(drafts, p_target.shape[1])
     decide = _Given(accept_uniforms, sample_uniforms)
     if p_draft is None:
@@ -238,27 +238,23 @@ def decide_round(
     """`accept_sampled` with the random outcomes left to `decide`."""
     nodes = [int(t) for t in tokens]
     if logits.ndim != 2 or logits.shape[0] != len(nodes) or not nodes:
-        raise ValueError(f"logits: got {tuple(logits.shape)}, wanted [N, V] for N = {len(nodes)} >= 1 tokens")
+        raise ValueError(f"logits: got {tuple(logits.shape)}, want [N, V] for N = {len(nodes)} >= 1 tokens")
     vocab = logits.shape[1]
     _check_drafts(nodes[1:], vocab)
     parents = [-1] if proposal is None else [-1, *(int(j) + 1 for j in proposal.tree.parents)]
     if len(parents) != len(nodes):
-        raise ValueError(f"tokens: got {len(nodes)}, wanted the root token and {len(parents) - 1} drafts")
+        raise ValueError(f"tokens: got {len(nodes)}, want the root token and {len(parents) - 1} drafts")
     rows = _Rows(logits, nodes, parents, params, history)
     kind = "DETERMINISTIC" if proposal is None else proposal.kind.name
     if proposal is None or kind == "DETERMINISTIC":
         return walk_deterministic(rows, nodes, parents, decide)
     if kind not in ("IID", "WITHOUT_REPLACEMENT"):
-        raise ValueError(f"proposal.kind: got {kind}, wanted DETERMINISTIC, IID or WITHOUT_REPLACEMENT")
+        raise ValueError(f"proposal.kind: got {kind}, want DETERMINISTIC, IID or WITHOUT_REPLACEMENT")
     if parents != list(range(-1, len(nodes) - 1)):
         rule = "SpecInfer, arXiv 2305.09781" if kind == "IID" else "Sequoia, arXiv 2402.12374"
-        raise ValueError(
-            f"proposal: got a tree of kind {kind} ({rule}), wanted a chain or kind DETERMINISTIC"
-        )
+        raise ValueError(f"proposal: got a tree of kind {kind} ({rule}), want a chain or kind DETERMINISTIC")
     if proposal.draft_probs is None:
-        raise ValueError(
-            f"proposal.draft_probs: got None, wanted [{len(nodes) - 1}, {vocab}] for kind {kind}"
-        )
+        raise ValueError(f"proposal.draft_probs: got None, want [{len(nodes) - 1}, {vocab}] for kind {kind}")
     p_draft = proposal.draft_probs.numpy()
     _check_p_draft(p_draft, len(nodes) - 1, vocab)
     return walk_chain(rows, p_draft, nodes[1:], decide)
@@ -309,9 +305,9 @@ class _Rows:
 def _check_drafts(drafts: Sequence[int], vocab: int) -> None:
     for i, token in enumerate(drafts):
         if not 0 <= token < vocab:
-            raise ValueError(f"draft {i}: got token {token}, wanted a token in [0, {vocab})")
+            raise ValueError(f"draft {i}: got token {token}, want a token in [0, {vocab})")
 
 
 def _check_p_draft(p_draft: _Row, drafts: int, vocab: int) -> None:
     if p_draft.shape != (drafts, vocab):
-        raise ValueError(f"p_draft: got {p_draft.shape}, wanted [n, V] = [{drafts}, {vocab}]")
+        raise ValueError(f"p_draft: got {p_draft.shape}, want [n, V] = [{drafts}, {vocab}]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,11 @@ from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
-from specdec.cli.errors import as_option
+from specdec.cli.errors import as_option, note
 from specdec.cli.progress import progress_bar
-from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_model
+from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices
+from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
-from specdec.models.checkpoint import load_config, resolve_model
 from specdec.models.reference import ReferenceGatedDeltaNet
 from specdec.models.tokenizer import Tokenizer
 
@@ -66,8 +65,7 @@ def run(options: Options) -> int:
         raise ValueError("--temperature: the method reference decodes greedily, want 0")
     _check_outputs(options)
 
-    directory = resolve_model(options.model)
-    tokenizer = Tokenizer.from_directory(directory, load_config(directory).bos_token_id)
+    tokenizer = load_tokenizer(options.model)
     contenders = _Contenders(methods, drafters, options, sampling)
     units = {batch: _units(prompts, batch, tokenizer) for batch in batches}
 
@@ -111,7 +109,7 @@ def run(options: Options) -> int:
         write_plot(options.plot, machine, rows)
     mismatches = [mismatch for m in measured for mismatch in m.mismatches]
     for mismatch in mismatches:
-        print(f"specdec: {mismatch}", file=sys.stderr)
+        note(str(mismatch))
     return MISMATCH if mismatches else 0
 
 
@@ -188,9 +186,9 @@ class _Contenders:
         for name in methods:
             drafts = name in METHODS and METHODS[name].drafts
             self._pairs += [(name, spec) for spec in (drafters if drafts else [None])]
-        self._model = load_model(options.model, self._dtype)
+        self._model = load_model(options.model, dtype=self._dtype)
         self._drafter_models: dict[str, CausalLM] = {
-            spec.model: load_model(spec.model, self._dtype)
+            spec.model: load_model(spec.model, dtype=self._dtype)
             for _, spec in self._pairs
             if spec is not None and spec.kind == "model"
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -32,6 +33,8 @@ class CommandGroup(TyperGroup):
 def _guarded(command: Callable[[], Any]) -> int:
     if sys.stdout is None:  # started with it closed
         return _fail("stdout is closed")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 must not end the text
     try:
         code = command()
         sys.stdout.flush()
@@ -53,9 +56,14 @@ def _fail(message: str) -> int:
     line = " ".join(message.split())
     if len(line) > MAX_LINE:
         line = line[:MAX_LINE] + "..."
-    if sys.stderr is not None:  # None where it was closed from the start; print would take stdout
-        print(f"specdec: error: {line}", file=sys.stderr)
+    note(f"error: {line}")
     return USAGE
+
+
+def note(message: str) -> None:
+    """One line on stderr."""
+    if sys.stderr is not None:  # None where it was closed from the start; print would take stdout
+        print(f"specdec: {message}", file=sys.stderr)
 
 
 def _close_stdout() -> None:

@@ -14,7 +14,7 @@ from typing import Literal, TextIO, cast
 import torch
 
 from specdec.acceptance.sampling import SamplingParams
-from specdec.cli.errors import INTERRUPTED, as_option
+from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import print_panel
 from specdec.cli.text import TextWriter
 from specdec.generation import Request, Result, Statistics
@@ -26,11 +26,9 @@ from specdec.methods import (
     MethodOptions,
     build_drafter,
     get_method,
-    load_model,
 )
+from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
-from specdec.models.checkpoint import load_config, resolve_model
-from specdec.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,13 @@ def run(prompt: str | None, options: Options) -> int:
     method, spec, sampling = _checked(options)
     if prompt is not None:
         _check_utf8("prompt", prompt)
-    directory = resolve_model(options.model)
-    config = load_config(directory)
-    tokenizer = Tokenizer.from_directory(directory, config.bos_token_id)
+    tokenizer = load_tokenizer(options.model)
     text = prompt if prompt is not None and prompt != "-" else _read_stdin()
     tokens = tokenizer.encode(text)
     if not tokens:
         raise ValueError("prompt: got no text, and this model has no beginning-of-text token to start from")
 
-    model = load_model(options.model, getattr(torch, options.dtype))
+    model = load_model(options.model, dtype=getattr(torch, options.dtype))
     # Without --no-stream the text is written while it comes; --json keeps stdout for its one object.
     writer = TextWriter(tokenizer, options.stop, sys.stdout if options.stream and not options.json else None)
     request = Request(tokens, options.max_new_tokens, sampling, stop=lambda: writer)
@@ -133,7 +129,7 @@ def _read_stdin() -> str:
     if sys.stdin is None:  # started with it closed
         raise ValueError("prompt: stdin is closed")
     if sys.stdin.isatty():
-        print("specdec: the prompt comes from the terminal; end it with Ctrl-D", file=sys.stderr)
+        note("the prompt comes from the terminal; end it with Ctrl-D")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -147,10 +143,7 @@ def _loop(
     if spec is not None:
         continuations = []
         if spec.needs_continuations:
-            print(
-                "specdec: oracle drafter: decoding the prompt greedily first to know the answer",
-                file=sys.stderr,
-            )
+            note("oracle drafter: decoding the prompt greedily first to know the answer")
             baseline = get_method("autoregressive").build(model, None, MethodOptions())
             greedy = Request(request.prompt, request.max_new_tokens)
             continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
@@ -174,7 +167,7 @@ def _decode(loop: Loop, request: Request, writer: TextWriter) -> tuple[Result, b
             writer.flush()
             if interrupted:
                 break
-        events.close()  # type: ignore[attr-defined]  # a generator: its slots are freed now
+        events.close()  # its slots are freed now
     return results[0], bool(interrupted)
 
 

@@ -52,7 +52,7 @@ def _strategy_table() -> str:
     except ImportError:
         return "none"
     user = strategy.user_table_path()
-    if user.exists() and cpu_isa() in strategy.read_tables(user):
+    if cpu_isa() in strategy.user_tables():
         return f"{user} (of `specdec tune --kernels`)"
     shipped = strategy.read_tables(strategy.shipped_table_path())
     measured = "measured" if cpu_isa() in shipped else "measured on other instruction sets"

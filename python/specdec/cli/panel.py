@@ -18,7 +18,7 @@ POSITIONS = 16  # most positions shown
 def print_panel(
     title: str, statistics: Statistics, result: Result, prompt_tokens: int, seed: int | None
 ) -> None:
-    """Prints the panel to stderr.
+    """Prints the panel to stderr, where it is open.
 
     Args:
         title: method, drafter and model.
@@ -27,6 +27,8 @@ def print_panel(
         prompt_tokens: tokens of its prompt.
         seed: of a sampled run; None for a greedy one.
     """
+    if sys.stderr is None:  # closed from the start; rich would take stdout
+        return
     console = Console(file=sys.stderr, highlight=False)
     full = "█" if (console.encoding or "").lower().startswith("utf") else "#"
     parts: list[RenderableType] = [_summary(statistics, result, prompt_tokens, seed)]

@@ -17,7 +17,7 @@ from rich.progress import (
 
 def progress_bar() -> Progress:
     """A bar on stderr that is gone when done, and silent where stderr is no terminal."""
-    console = Console(file=sys.stderr)
+    console = Console(file=sys.stderr)  # stdout where stderr is closed
     return Progress(
         BarColumn(),
         MofNCompleteColumn(),
@@ -26,5 +26,5 @@ def progress_bar() -> Progress:
         TextColumn("{task.description}"),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=sys.stderr is None or not console.is_terminal,
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 
 import specdec.ops.strategy as table
+from specdec._checks import check_number
+from specdec.cli.errors import as_option
 from specdec.cli.progress import progress_bar
 from specdec.ops import cpu_isa
 from specdec.tuning import kernels
@@ -14,6 +18,10 @@ SHOWN = 20  # most changes listed
 
 def run(seconds: float) -> None:
     """Measures for about `seconds`, writes the user's table and prints where it is and what it changed."""
+    try:
+        check_number("seconds", seconds, 0.0, math.inf)
+    except ValueError as error:
+        raise as_option(error) from None
     points: list[table.Point] = []
     before: list[str] = []
     with progress_bar() as progress:

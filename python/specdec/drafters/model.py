@@ -70,7 +70,16 @@ class ModelDrafter:
         self._steps = Steps()
 
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
-        """Prefills the drafter's own state with the prompt."""
+        """Prefills the drafter's own state with the prompt.
+
+        Raises:
+            ValueError: the drafter was made for fewer slots, or a token is outside its vocabulary.
+        """
+        if slot >= self._cache.slots:
+            raise ValueError(
+                f"slot: got {slot}, but this drafter was made with slots={self._cache.slots}, "
+                "want as many as the loop has"
+            )
         self._settle()
         self.model.prefill([prompt], cache=self._cache, slots=[slot])
         self._slots[slot] = _Slot(prompt)

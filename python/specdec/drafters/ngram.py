@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec import _host
+from specdec._checks import check_integer
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalKind
 from specdec.tree import TokenTree
+
+_LONGEST = 1 << 20  # far beyond any use, and far from the limits of an int32
 
 
 class NGramDrafter:
@@ -31,12 +34,9 @@ class NGramDrafter:
     free_proposals = True
 
     def __init__(self, min_match: int = 2, max_match: int = 32, branches: int = 1) -> None:
-        if min_match < 1:
-            raise ValueError(f"min_match: got {min_match}, want at least 1")
-        if max_match < min_match:
-            raise ValueError(f"max_match: got {max_match}, want at least min_match ({min_match})")
-        if branches < 1:
-            raise ValueError(f"branches: got {branches}, want at least 1")
+        check_integer("min_match", min_match, 1, _LONGEST)
+        check_integer("max_match (at least min_match)", max_match, min_match, _LONGEST)
+        check_integer("branches", branches, 1, _LONGEST)
         self._min_match = min_match
         self._max_match = max_match
         self._branches = branches

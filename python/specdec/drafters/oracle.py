@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
+from specdec._checks import check_integer, check_number
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalKind
 from specdec.tree import TokenTree
@@ -19,6 +20,9 @@ class OracleDrafter:
         vocab_size: V; a wrong token is another one of these.
         p: chance that a proposed token is the right one, in [0, 1].
         seed: which tokens are wrong; a sequence's errors depend on it, its prompt and the position only.
+
+    Raises:
+        ValueError: `p` or `vocab_size` is out of its range.
     """
 
     name = "oracle"
@@ -32,10 +36,8 @@ class OracleDrafter:
         p: float = 1.0,
         seed: int = 0,
     ) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"p: got {p}, want a probability in [0, 1]")
-        if vocab_size < 2:
-            raise ValueError(f"vocab_size: got {vocab_size}, want at least 2")
+        check_number("p", p, 0.0, 1.0)
+        check_integer("vocab_size", vocab_size, 2)
         self._continuations = {tuple(prompt): tuple(tokens) for prompt, tokens in continuations}
         self._vocab_size = vocab_size
         self._p = p

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from specdec._checks import check_number
+
 if TYPE_CHECKING:
     import torch
 
@@ -127,8 +129,7 @@ class DrafterSpec:
         if kind == "model" and model:
             return cls("model", model)
         if kind in ("ngram", "oracle") and not colon:
-            if not 0.0 <= p <= 1.0:
-                raise ValueError(f"p: got {p}, want a probability in [0, 1]")
+            check_number("oracle_p", p, 0.0, 1.0)
             return cls(kind, p=p if kind == "oracle" else 1.0)
         raise ValueError(f"drafter: got {text!r}, want one of {choices(DRAFTERS)}")
 
@@ -176,23 +177,12 @@ def build_drafter(
 
         return OracleDrafter(continuations, vocab_size=vocab_size, p=spec.p)
     from specdec.drafters.model import ModelDrafter
+    from specdec.models import load_model
 
     if model is None:
-        model = load_model(spec.model, dtype)
+        model = load_model(spec.model, dtype=dtype)
     if model.vocab_size != vocab_size:
         raise ValueError(
             f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, want the target's {vocab_size}"
         )
     return ModelDrafter(model, slots=slots)
-
-
-def load_model(name_or_dir: str, dtype: torch.dtype) -> CausalLM:
-    """A model by the name of an embedded one or from a directory.
-
-    Raises:
-        ValueError: neither, or not readable; the message says what is there.
-    """
-    from specdec.models.checkpoint import resolve_model
-    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
-
-    return GatedDeltaNetForCausalLM.from_pretrained(resolve_model(name_or_dir), dtype=dtype)

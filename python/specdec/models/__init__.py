@@ -1,16 +1,23 @@
-"""Models: configuration, checkpoints, tokenizer, and the implementations that run them."""
+"""Models: configuration, checkpoints, tokenizer, and the implementations that run them.
+
+Importing this package loads no operator library; `load_model` does. So configurations, tokenizers and
+training work without it.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
 from specdec.models.checkpoint import load_config, resolve_model
-from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.tokenizer import Tokenizer
 
-__all__ = ["GatedDeltaNetForCausalLM", "Tokenizer", "load_model", "load_tokenizer"]
+if TYPE_CHECKING:
+    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
+__all__ = ["Tokenizer", "load_model", "load_tokenizer"]
 
 
 def load_model(
@@ -20,7 +27,10 @@ def load_model(
 
     Raises:
         ValueError: there is no such model, or its files are not what the format says.
+        ImportError: the operator library is not built.
     """
+    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
     return GatedDeltaNetForCausalLM.from_pretrained(resolve_model(name_or_dir), dtype=dtype)
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .config import GatedDeltaNetConfig, read_json_object
+from specdec.models.config import GatedDeltaNetConfig, read_json_object
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -123,7 +123,7 @@ def check_tensors(config: GatedDeltaNetConfig, shapes: Mapping[str, tuple[int, .
     problems = [f"{name} is missing" for name in expected if name not in shapes]
     problems += [f"{name} is unexpected" for name in shapes if name not in expected]
     problems += [
-        f"{name} has shape {list(shapes[name])}, wanted {list(shape)}"
+        f"{name} has shape {list(shapes[name])}, want {list(shape)}"
         for name, shape in expected.items()
         if name in shapes and tuple(shapes[name]) != shape
     ]
@@ -149,15 +149,13 @@ def weight_files(directory: Path) -> list[Path]:
         raise ValueError(f"{directory}: has neither {WEIGHTS_NAME} nor {INDEX_NAME}")
     weight_map = read_json_object(index, _MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(
-            f"{index}: weight_map is missing or empty, wanted an object of tensor and file names"
-        )
+        raise ValueError(f"{index}: weight_map is missing or empty, want an object of tensor and file names")
     names = set()
     for tensor, name in weight_map.items():
         # A shard lies beside its index. Anything with a separator, a drive or ".." could reach another file.
         if not isinstance(name, str) or not name.endswith(".safetensors") or set(name) & set("/\\:\0"):
             raise ValueError(
-                f"{index}: {tensor} is in {name!r}, wanted a .safetensors file in the same directory"
+                f"{index}: {tensor} is in {name!r}, want a .safetensors file in the same directory"
             )
         names.add(name)
     files = [directory / name for name in sorted(names)]
@@ -192,7 +190,7 @@ def load_weights(
     """
     directory = Path(directory)
     if not dtype.is_floating_point:
-        raise ValueError(f"dtype is {dtype}, wanted a floating-point dtype")
+        raise ValueError(f"dtype is {dtype}, want a floating-point dtype")
     small = torch.float64 if dtype == torch.float64 else torch.float32
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -202,11 +200,11 @@ def load_weights(
                 if name == "lm_head.weight" and config.tie_word_embeddings:
                     continue
                 if name in where:
-                    raise ValueError(f"{path}: {name} is also in {where[name].name}, wanted it once")
+                    raise ValueError(f"{path}: {name} is also in {where[name].name}, want it once")
                 header = file.get_slice(name)
                 if header.get_dtype() not in _FLOATS:
                     raise ValueError(
-                        f"{path}: {name} has dtype {header.get_dtype()}, wanted one of {sorted(_FLOATS)}"
+                        f"{path}: {name} has dtype {header.get_dtype()}, want one of {sorted(_FLOATS)}"
                     )
                 where[name], shapes[name] = path, tuple(header.get_shape())
     check_tensors(config, shapes, str(directory))

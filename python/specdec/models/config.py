@@ -80,21 +80,21 @@ def _shown(value: object) -> str:
 
 def _integer(name: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"config: {name} is {_shown(value)}, wanted an integer from {low} to {high}")
+        raise ValueError(f"config: {name} is {_shown(value)}, want an integer from {low} to {high}")
     return value
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
         raise ValueError(
-            f"config: {name} is {_shown(value)}, wanted a number above {low:g} and at most {high:g}"
+            f"config: {name} is {_shown(value)}, want a number above {low:g} and at most {high:g}"
         )
     return float(value)
 
 
 def _boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"config: {name} is {_shown(value)}, wanted true or false")
+        raise ValueError(f"config: {name} is {_shown(value)}, want true or false")
     return value
 
 
@@ -161,32 +161,32 @@ class GatedDeltaNetConfig:
         if self.num_v_heads % self.num_heads:
             raise ValueError(
                 f"config: num_v_heads is {self.num_v_heads}, "
-                f"wanted a multiple of num_heads, which is {self.num_heads}"
+                f"want a multiple of num_heads, which is {self.num_heads}"
             )
         width = self.head_dim * self.expand_v
         if not math.isclose(width, round(width), rel_tol=1e-5):
             raise ValueError(
                 f"config: expand_v is {self.expand_v}, "
-                f"wanted a value whose product with head_dim {self.head_dim} is whole"
+                f"want a value whose product with head_dim {self.head_dim} is whole"
             )
         _integer("head_dim * expand_v", self.head_v_dim, 1, _MAX_HEAD_DIM)
         _integer("num_heads * head_dim", self.key_dim, 1, _MAX_DIM)
         _integer("num_v_heads * head_dim * expand_v", self.value_dim, 1, _MAX_DIM)
         if self.conv_bias and not self.use_short_conv:
-            raise ValueError("config: conv_bias is true, wanted false because use_short_conv is false")
+            raise ValueError("config: conv_bias is true, want false because use_short_conv is false")
         if self.bos_token_id is not None:
             _integer("bos_token_id", self.bos_token_id, 0, self.vocab_size - 1)
         for token in self.eos_token_ids:
             _integer("eos_token_id", token, 0, self.vocab_size - 1)
         if len(self.eos_token_ids) > 64:
-            raise ValueError(f"config: eos_token_id has {len(self.eos_token_ids)} entries, wanted at most 64")
+            raise ValueError(f"config: eos_token_id has {len(self.eos_token_ids)} entries, want at most 64")
         previous = 0
         for layer in self.early_exit_layers:
             _integer("early_exit_layers (increasing)", layer, previous + 1, self.num_hidden_layers - 1)
             previous = layer
         if self.num_parameters > _MAX_PARAMETERS:
             raise ValueError(
-                f"config: the sizes give {self.num_parameters} parameters, wanted at most {_MAX_PARAMETERS}"
+                f"config: the sizes give {self.num_parameters} parameters, want at most {_MAX_PARAMETERS}"
             )
 
     @property
@@ -243,9 +243,7 @@ class GatedDeltaNetConfig:
             # The type is compared too, because 1 == True in Python.
             if not any(given == value and type(given) is type(value) for value in allowed):
                 wanted = " or ".join(json.dumps(value) for value in allowed)
-                raise ValueError(
-                    f"config: {key} is {_shown(given)}, which is not supported (wanted {wanted})"
-                )
+                raise ValueError(f"config: {key} is {_shown(given)}, which is not supported (want {wanted})")
         got = {key: values.get(key, default) for key, default in _DEFAULTS.items()}
 
         hidden_size = _integer("hidden_size", got["hidden_size"], 1, _MAX_DIM)
@@ -261,7 +259,7 @@ class GatedDeltaNetConfig:
             eos = [eos]
         exits = got["early_exit_layers"]
         if not isinstance(exits, (list, tuple, type(None))):
-            raise ValueError(f"config: early_exit_layers is {_shown(exits)}, wanted a list of layer numbers")
+            raise ValueError(f"config: early_exit_layers is {_shown(exits)}, want a list of layer numbers")
         return cls(
             vocab_size=got["vocab_size"],
             hidden_size=hidden_size,
@@ -326,11 +324,11 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
     if len(raw) > max_bytes:
-        raise ValueError(f"{path}: too large, wanted at most {max_bytes} bytes")
+        raise ValueError(f"{path}: too large, want at most {max_bytes} bytes")
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({type(error).__name__})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds a JSON {type(value).__name__}, wanted an object")
+        raise ValueError(f"{path}: holds a JSON {type(value).__name__}, want an object")
     return value

@@ -156,8 +156,8 @@ class GatedDeltaNetForCausalLM:
         prefix: Steps | None = None,
     ) -> tuple[Tensor, Round]:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
+        x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
         pending = cache.take_pending(slots)
-        x = self._embeddings[tokens]  # [B, N, D]
         factors = []
         for i, layer in enumerate(self._layers):
             mixed, gate, a, b = self._project(layer, x)

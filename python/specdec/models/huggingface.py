@@ -16,9 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint import CONFIG_NAME, check_tensors, is_matrix, open_weights, save_model, weight_files
-from .config import GatedDeltaNetConfig, read_json_object
-from .tokenizer import TOKENIZER_NAME
+from specdec.models.checkpoint import (
+    CONFIG_NAME,
+    check_tensors,
+    is_matrix,
+    open_weights,
+    save_model,
+    weight_files,
+)
+from specdec.models.config import GatedDeltaNetConfig, read_json_object
+from specdec.models.tokenizer import TOKENIZER_NAME
 
 _MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_next")
 _MAX_CONFIG_BYTES = 1 << 20
@@ -63,24 +70,24 @@ def convert_config(values: Mapping[str, Any]) -> GatedDeltaNetConfig:
     """The configuration that a Hugging Face `config.json` describes, or ValueError."""
     kind = values.get("model_type")
     if kind not in _MODEL_TYPES:
-        raise ValueError(f"config: model_type is {kind!r}, wanted one of {', '.join(_MODEL_TYPES)}")
+        raise ValueError(f"config: model_type is {kind!r}, want one of {', '.join(_MODEL_TYPES)}")
     text = values.get("text_config") or values
     if not isinstance(text, Mapping):
         raise ValueError("config: text_config is not an object")
     layers = text.get("num_hidden_layers")
     types = text.get("layer_types")
     if not isinstance(types, list) or len(types) != layers:
-        raise ValueError(f"config: layer_types is {types!r}, wanted a list with one entry for each layer")
+        raise ValueError(f"config: layer_types is {types!r}, want a list with one entry for each layer")
     others = {str(t) for t in types} - {"linear_attention"}
     if others:
-        raise ValueError(f"config: layer_types has {', '.join(sorted(others))}, wanted linear_attention only")
+        raise ValueError(f"config: layer_types has {', '.join(sorted(others))}, want linear_attention only")
     if kind == "qwen3_next":
         dense = set(text.get("mlp_only_layers") or ())
         step = text.get("decoder_sparse_step") or 1
         if text.get("num_experts") and any(i not in dense and (i + 1) % step == 0 for i in range(len(types))):
-            raise ValueError("config: has mixture-of-experts layers, wanted dense MLPs in every layer")
+            raise ValueError("config: has mixture-of-experts layers, want dense MLPs in every layer")
     if text.get("hidden_act") != "silu":
-        raise ValueError(f"config: hidden_act is {text.get('hidden_act')!r}, wanted 'silu'")
+        raise ValueError(f"config: hidden_act is {text.get('hidden_act')!r}, want 'silu'")
     try:
         head_dim, value_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
         translated = {
@@ -130,9 +137,9 @@ def convert_weights(config: GatedDeltaNetConfig, weights: Mapping[str, Tensor]) 
         if tensor is None:
             raise ValueError(f"weights: {name} is missing")
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"weights: {name} has shape {list(tensor.shape)}, wanted {list(shape)}")
+            raise ValueError(f"weights: {name} has shape {list(tensor.shape)}, want {list(shape)}")
         if not tensor.is_floating_point():
-            raise ValueError(f"weights: {name} has dtype {tensor.dtype}, wanted a floating-point dtype")
+            raise ValueError(f"weights: {name} has dtype {tensor.dtype}, want a floating-point dtype")
         return tensor
 
     c = config

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checkpoint import check_tensors, load_config, load_weights, resolve_model
-from .config import GatedDeltaNetConfig
+from specdec.models.checkpoint import check_tensors, load_config, load_weights, resolve_model
+from specdec.models.config import GatedDeltaNetConfig
 
 _L2_EPS = 1e-6  # added to the sum of squares of a query or key
 

@@ -4,6 +4,9 @@ Importing this package loads the operator library and registers the namespace `s
 operators are `torch.ops.specdec.*`. Every one has a twin in plain PyTorch and float64: in
 `specdec.ops.reference` those of the recurrences and of the convolution, in `specdec.ops.dense` those of the
 dense layers (`linear_reference`, ...).
+
+The operators are for inference: none has a backward. An input that requires grad is an error in grad mode;
+call them under `torch.no_grad()` or `torch.inference_mode()`, or pass `.detach()`.
 """
 
 from specdec.ops._load import cpu_isa
@@ -18,6 +21,7 @@ from specdec.ops.dense import (
     swiglu,
     swiglu_linear,
 )
+from specdec.ops.paths import check_path
 from specdec.ops.recurrence import commit, prefill, verify
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
@@ -28,6 +32,7 @@ __all__ = [
     "PackedWeight",
     "Pending",
     "Prefix",
+    "check_path",
     "commit",
     "conv_commit",
     "conv_verify",

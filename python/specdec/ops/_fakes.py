@@ -5,34 +5,43 @@ Only devices are checked here; every other check needs the real call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from specdec.ops._load import load
+from specdec.ops._operator import argument_names
 
-load()
-
-Optional = Tensor | None
-F = TypeVar("F", bound=Callable[..., object])
+R = TypeVar("R")
 
 
-def _fake(op: str) -> Callable[[F], F]:
-    """`torch.library.register_fake`, typed."""
-    return cast("Callable[[F], F]", torch.library.register_fake(f"specdec::{op}"))
+def _fake(op: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """`torch.library.register_fake`, with every tensor on the device of the first argument."""
+    names = argument_names(op)
+
+    def register(function: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(function)
+        def checked(first: Tensor, *others: Any) -> R:
+            for name, value in zip(names[1:], others, strict=False):  # defaults may be left out
+                if isinstance(value, Tensor) and value.device.type != first.device.type:
+                    raise ValueError(
+                        f"{name}: got a tensor on {value.device}, want {first.device} as the first argument"
+                    )
+            return function(first, *others)
+
+        torch.library.register_fake(f"specdec::{op}")(checked)
+        return function
+
+    return register
 
 
-def _check_devices(first: Tensor, **others: Optional) -> None:
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device.type != first.device.type:
-            raise ValueError(
-                f"{name}: got a tensor on {tensor.device}, want {first.device} as the first argument"
-            )
-
-
-def _fake_verify(q: Tensor, k: Tensor, v: Tensor, g: Optional) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@_fake("verify")
+@_fake("verify_deferred")
+def _verify(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     factor_k = k.new_empty(k.shape, dtype=torch.float32)
     factor_u = v.new_empty(v.shape, dtype=torch.float32)
@@ -40,65 +49,52 @@ def _fake_verify(q: Tensor, k: Tensor, v: Tensor, g: Optional) -> tuple[Tensor, 
     return out, factor_k, factor_u, factor_g
 
 
-@_fake("verify")
-def _verify(
-    q: Tensor, k: Tensor, v: Tensor, g: Optional, beta: Optional, state: Tensor, slots: Optional,
-    parents: Optional, lengths: Optional, prefix_k: Optional, prefix_u: Optional, prefix_g: Optional,
-    prefix_parents: Optional, scale: float | None, qk_l2norm: bool, strategy: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    _check_devices(q, k=k, v=v, g=g, beta=beta, state=state, slots=slots, parents=parents, lengths=lengths)
-    return _fake_verify(q, k, v, g)
-
-
-@_fake("verify_deferred")
-def _verify_deferred(
-    q: Tensor, k: Tensor, v: Tensor, g: Optional, beta: Optional, state: Tensor, slots: Optional,
-    parents: Optional, lengths: Optional, pending_k: Tensor, pending_u: Tensor, pending_g: Optional,
-    pending_path: Optional, pending_path_lengths: Optional, scale: float | None, qk_l2norm: bool,
-    strategy: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    _check_devices(q, k=k, v=v, g=g, beta=beta, state=state, slots=slots, parents=parents, lengths=lengths)
-    return _fake_verify(q, k, v, g)
-
-
 @_fake("commit")
-def _commit(
-    state: Tensor, k: Tensor, u: Tensor, g: Optional, path: Optional, path_lengths: Optional, slots: Optional,
-    how: int,
-) -> None:  # fmt: skip
-    _check_devices(state, k=k, u=u, g=g, path=path, path_lengths=path_lengths, slots=slots)
+@_fake("conv_commit")
+def _commit(state: Tensor, *_: object) -> None:
+    del state
 
 
 @_fake("prefill")
-def _prefill(
-    q: Tensor, k: Tensor, v: Tensor, g: Optional, beta: Optional, state: Tensor, slots: Optional,
-    lengths: Optional, cu_seqlens: Optional, scale: float | None, qk_l2norm: bool,
-) -> Tensor:  # fmt: skip
-    _check_devices(q, k=k, v=v, g=g, beta=beta, state=state, slots=slots, lengths=lengths)
+def _prefill(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
 @_fake("conv_verify")
-def _conv_verify(
-    x: Tensor, weight: Tensor, bias: Optional, conv_state: Tensor, slots: Optional, parents: Optional,
-    lengths: Optional, prefix_x: Optional, prefix_parents: Optional, activation: int,
-) -> Tensor:  # fmt: skip
-    _check_devices(x, weight=weight, bias=bias, conv_state=conv_state, slots=slots, parents=parents)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 @_fake("conv_verify_deferred")
-def _conv_verify_deferred(
-    x: Tensor, weight: Tensor, bias: Optional, conv_state: Tensor, slots: Optional, parents: Optional,
-    lengths: Optional, pending_x: Tensor, pending_path: Optional, pending_path_lengths: Optional,
-    activation: int,
-) -> Tensor:  # fmt: skip
-    _check_devices(x, weight=weight, bias=bias, conv_state=conv_state, slots=slots, parents=parents)
+def _conv_verify(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@_fake("conv_commit")
-def _conv_commit(
-    conv_state: Tensor, x: Tensor, path: Optional, path_lengths: Optional, slots: Optional
-) -> None:  # fmt: skip
-    _check_devices(conv_state, x=x, path=path, path_lengths=path_lengths, slots=slots)
+@_fake("linear")
+@_fake("swiglu_linear")
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, *_: object) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_fake("rms_norm_linear")
+def _rms_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    *_: object,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@_fake("rms_norm")
+def _rms_norm(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@_fake("swiglu")
+def _swiglu(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@_fake("gated_delta_gates")
+def _gated_delta_gates(a: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape, dtype=torch.float32), a.new_empty(a.shape, dtype=torch.float32)

@@ -6,16 +6,15 @@ The raw inputs are the factors: a commit keeps the last W-1 of the accepted path
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from specdec.ops import _fakes  # noqa: F401  loads the library, declares the operators' fakes
-from specdec.ops._errors import argument_error
+from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
+from specdec.ops._operator import operator, want_type
 from specdec.ops.types import ConvPending, ConvPrefix
 
-_conv_verify = torch.ops.specdec.conv_verify.default
-_conv_verify_deferred = torch.ops.specdec.conv_verify_deferred.default
-_conv_commit = torch.ops.specdec.conv_commit.default
+_conv_verify = operator("conv_verify")
+_conv_verify_deferred = operator("conv_verify_deferred")
+_conv_commit = operator("conv_commit")
 
 _ACTIVATIONS = {"silu": 1, None: 0}  # specdec::Activation
 
@@ -44,7 +43,8 @@ def conv_verify(
         conv_state: [S, W-1, C], oldest row first, dtype of x or float32, each slot contiguous. Written only
             where `pending` is given.
         slots, parents, lengths: as in `specdec.ops.verify`.
-        pending: accepted path of the previous round, moved into the window first; x in this call's dtype.
+        pending: accepted path of the previous round, moved into the window first, whatever `lengths` says; x
+            in this call's dtype.
         prefix: raw inputs of nodes that came before in this round, not committed; not together with
             `pending`.
         activation: "silu", or None.
@@ -53,25 +53,27 @@ def conv_verify(
         [B, N, C] in x's dtype; rows beyond `lengths` and of negative slots are zero.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+        ValueError: an argument has the wrong dtype, shape, stride, device or value, a tensor that is written
+            shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
+        TypeError: an argument has the wrong type. Nothing was written.
     """
     code = _ACTIVATIONS.get(activation)
     if code is None:
         raise ValueError(f"activation: got {activation!r}, want 'silu' or None")
     y: Tensor
-    try:
-        if pending is not None:
-            if prefix is not None:
-                raise ValueError(
-                    "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
-                )
-            y = _conv_verify_deferred(x, weight, bias, conv_state, slots, parents, lengths, *pending, code)
-        elif prefix is not None:
-            y = _conv_verify(x, weight, bias, conv_state, slots, parents, lengths, *prefix, code)
-        else:
-            y = _conv_verify(x, weight, bias, conv_state, slots, parents, lengths, None, None, code)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    if pending is not None:
+        want_type("pending", pending, ConvPending)
+        if prefix is not None:
+            raise ValueError(
+                "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
+            )
+        y = _conv_verify_deferred(x, weight, bias, conv_state, slots, parents, lengths, *pending, code)
+    elif prefix is not None:
+        want_type("prefix", prefix, ConvPrefix)
+        want_type("prefix.x", prefix.x, Tensor)  # None would be no prefix to the operator
+        y = _conv_verify(x, weight, bias, conv_state, slots, parents, lengths, *prefix, code)
+    else:
+        y = _conv_verify(x, weight, bias, conv_state, slots, parents, lengths, None, None, code)
     return y
 
 
@@ -88,14 +90,13 @@ def conv_commit(
     Args:
         conv_state: [S, W-1, C], oldest row first, dtype of x or float32, each slot contiguous.
         x: [B, N, C] raw inputs as `conv_verify` got them.
-        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ...
+        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ...; checked as by `commit`.
         path_lengths: int32 [B], clamped to [0, P]; None for all. 0 leaves the window as it is.
         slots: int32 [B], distinct; negative rows are padding. None: row b uses slot b, S == B.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+        ValueError: an argument has the wrong dtype, shape, stride, device or value, a tensor that is written
+            shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
+        TypeError: an argument has the wrong type. Nothing was written.
     """
-    try:
-        _conv_commit(conv_state, x, path, path_lengths, slots)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    _conv_commit(conv_state, x, path, path_lengths, slots)

@@ -15,68 +15,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.ops._errors import argument_error
-from specdec.ops._fakes import _check_devices, _fake
+from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
+from specdec.ops._operator import operator, want_type
 
 _PANEL = 32  # specdec::kPanelWidth
 
 
-@_fake("linear")
-def _fake_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
-) -> Tensor:
-    _check_devices(x, weight=weight, bias=bias, residual=residual)
-    return x.new_empty((*x.shape[:-1], out_features))
-
-
-@_fake("rms_norm_linear")
-def _fake_rms_norm_linear(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    out_features: int,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    _check_devices(x, norm_weight=norm_weight, weight=weight, bias=bias, gate=gate, residual=residual)
-    return x.new_empty((*x.shape[:-1], out_features))
-
-
-@_fake("swiglu_linear")
-def _fake_swiglu_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, residual: Tensor | None = None
-) -> Tensor:
-    _check_devices(x, weight=weight, bias=bias, residual=residual)
-    return x.new_empty((*x.shape[:-1], out_features))
-
-
-@_fake("rms_norm")
-def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) -> Tensor:
-    _check_devices(x, weight=weight, gate=gate)
-    return x.new_empty(x.shape)
-
-
-@_fake("swiglu")
-def _fake_swiglu(x: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
-@_fake("gated_delta_gates")
-def _fake_gated_delta_gates(
-    a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, neg_eigval: bool = False
-) -> tuple[Tensor, Tensor]:
-    _check_devices(a, b=b, A_log=A_log, dt_bias=dt_bias)
-    return a.new_empty(a.shape, dtype=torch.float32), a.new_empty(a.shape, dtype=torch.float32)
-
-
-_linear = torch.ops.specdec.linear.default
-_rms_norm_linear = torch.ops.specdec.rms_norm_linear.default
-_swiglu_linear = torch.ops.specdec.swiglu_linear.default
-_rms_norm = torch.ops.specdec.rms_norm.default
-_swiglu = torch.ops.specdec.swiglu.default
-_gated_delta_gates = torch.ops.specdec.gated_delta_gates.default
+_linear = operator("linear")
+_rms_norm_linear = operator("rms_norm_linear")
+_swiglu_linear = operator("swiglu_linear")
+_rms_norm = operator("rms_norm")
+_swiglu = operator("swiglu")
+_gated_delta_gates = operator("gated_delta_gates")
 
 
 class PackedWeight:
@@ -103,11 +53,6 @@ class PackedWeight:
     def dtype(self) -> torch.dtype:
         """The stored dtype, float32 or bfloat16."""
         return self.data.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one product reads: the packed weight and the bias."""
-        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def unpack(self) -> Tensor:
         """The weight as it was given, `[out, in]`, in the stored dtype."""
@@ -138,9 +83,12 @@ def pack_weight(
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or device.
+        TypeError: an argument has the wrong type.
     """
+    want_type("weight", weight, Tensor, Sequence)
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     for w in weights:
+        want_type("weight", w, Tensor)
         if w.dim() != 2 or 0 in w.shape or w.shape[1] != weights[0].shape[1]:
             shapes = [list(w.shape) for w in weights]
             raise ValueError(f"weight: got shapes {shapes}, want [out, in], neither 0, with one `in`")
@@ -186,13 +134,11 @@ def linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -
         and the rounding to x's dtype.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape or device.
+        ValueError: an argument has the wrong dtype, shape or device, or requires grad in grad mode.
+        TypeError: an argument has the wrong type.
     """
-    y: Tensor
-    try:
-        y = _linear(x, weight.data, weight.bias, weight.out_features, residual)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    want_type("weight", weight, PackedWeight)
+    y: Tensor = _linear(x, weight.data, weight.bias, weight.out_features, residual)
     return y
 
 
@@ -229,15 +175,13 @@ def rms_norm_linear(
         `[..., out]` in x's dtype.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape or device.
+        ValueError: an argument has the wrong dtype, shape or device, or requires grad in grad mode.
+        TypeError: an argument has the wrong type.
     """
-    y: Tensor
-    try:
-        y = _rms_norm_linear(
-            x, norm_weight, eps, weight.data, weight.bias, weight.out_features, gate, residual
-        )
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    want_type("weight", weight, PackedWeight)
+    y: Tensor = _rms_norm_linear(
+        x, norm_weight, eps, weight.data, weight.bias, weight.out_features, gate, residual
+    )
     return y
 
 
@@ -271,13 +215,11 @@ def swiglu_linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = 
         `[..., out]` in x's dtype.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape or device.
+        ValueError: an argument has the wrong dtype, shape or device, or requires grad in grad mode.
+        TypeError: an argument has the wrong type.
     """
-    y: Tensor
-    try:
-        y = _swiglu_linear(x, weight.data, weight.bias, weight.out_features, residual)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    want_type("weight", weight, PackedWeight)
+    y: Tensor = _swiglu_linear(x, weight.data, weight.bias, weight.out_features, residual)
     return y
 
 
@@ -299,13 +241,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None) 
         `[..., D]` in x's dtype, contiguous.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape or device.
+        ValueError: an argument has the wrong dtype, shape or device, or requires grad in grad mode.
+        TypeError: an argument has the wrong type.
     """
-    y: Tensor
-    try:
-        y = _rms_norm(x, weight, eps, gate)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    y: Tensor = _rms_norm(x, weight, eps, gate)
     return y
 
 
@@ -326,13 +265,10 @@ def swiglu(x: Tensor) -> Tensor:
         `[..., F]` in x's dtype, contiguous.
 
     Raises:
-        ValueError: the last dimension is odd, or the dtype is another.
+        ValueError: the last dimension is odd, the dtype is another, or x requires grad in grad mode.
+        TypeError: x is no tensor.
     """
-    y: Tensor
-    try:
-        y = _swiglu(x)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    y: Tensor = _swiglu(x)
     return y
 
 
@@ -359,14 +295,12 @@ def gated_delta_gates(
         both float32 `[..., HV]`, contiguous.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape or device.
+        ValueError: an argument has the wrong dtype, shape or device, or requires grad in grad mode.
+        TypeError: an argument has the wrong type.
     """
     g: Tensor
     beta: Tensor
-    try:
-        g, beta = _gated_delta_gates(a, b, A_log, dt_bias, neg_eigval)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    g, beta = _gated_delta_gates(a, b, A_log, dt_bias, neg_eigval)
     return g, beta
 
 

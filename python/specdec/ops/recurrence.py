@@ -15,17 +15,16 @@ from operator import index
 import torch
 from torch import Tensor
 
-from specdec.ops import _fakes  # noqa: F401  loads the library, declares the operators' fakes
-from specdec.ops._errors import argument_error
+from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
 from specdec.ops._load import cpu_isa
+from specdec.ops._operator import operator, want_type
 from specdec.ops.strategy import resolve, resolve_shapes
 from specdec.ops.types import Factors, Pending, Prefix
 
-# Bound once: the attribute walk torch.ops.specdec.<op>.default costs more than the checks of a call.
-_verify = torch.ops.specdec.verify.default
-_verify_deferred = torch.ops.specdec.verify_deferred.default
-_commit = torch.ops.specdec.commit.default
-_prefill = torch.ops.specdec.prefill.default
+_verify = operator("verify")
+_verify_deferred = operator("verify_deferred")
+_commit = operator("commit")
+_prefill = operator("prefill")
 
 _STRATEGY_CODES = {"serial": 0, "hybrid": 1, "solve": 2}  # specdec::Strategy
 _ISA = cpu_isa()
@@ -70,8 +69,10 @@ def verify(
         parents: int32 [B, N] with parents[i] < i and -1 for a root; None for a chain. With a prefix of NP
             nodes the ids are 0..NP-1 for the prefix and NP + i for new node i, and None is a chain that
             continues at NP-1.
-        lengths: int32 [B], valid new nodes, clamped to [0, N]; None for all N.
-        pending: accepted path of the previous round, same rows and slots as this call.
+        lengths: int32 [B], valid new nodes, clamped to [0, N]; None for all N. With 0 nothing is computed for
+            the row and, without `pending`, nothing read.
+        pending: accepted path of the previous round, same rows and slots as this call. It is folded in
+            whatever `lengths` says, as its own `path_lengths` says: 0 there leaves the slot as it is.
         prefix: nodes verified already from the same committed state; not together with `pending` or "solve".
         scale: multiplies q; None for DK ** -0.5.
         qk_l2norm: q and k become x * rsqrt(sum x^2 + 1e-6) first.
@@ -83,7 +84,9 @@ def verify(
         negative slots are zero in all of them.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+        ValueError: an argument has the wrong dtype, shape, stride, device or value, a tensor that is written
+            shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
+        TypeError: an argument has the wrong type. Nothing was written.
 
     Example:
         >>> state = torch.zeros(1, 2, 32, 32)
@@ -96,30 +99,32 @@ def verify(
         code = _resolve(strategy, q, v, parents, prefix)
     if precision != "ieee":
         raise ValueError(f"precision: got {precision!r}, want 'ieee' (the only one on a CPU)")
-    try:
-        if pending is not None:
-            if prefix is not None:
-                raise ValueError(
-                    "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
-                )
-            (fk, fu, fg), path, path_lengths = pending
-            out, fk, fu, fg = _verify_deferred(
-                q, k, v, g, beta, state, slots, parents, lengths,
-                fk, fu, fg, path, path_lengths, scale, qk_l2norm, code,
-            )  # fmt: skip
-        elif prefix is not None:
-            (fk, fu, fg), prefix_parents = prefix
-            out, fk, fu, fg = _verify(
-                q, k, v, g, beta, state, slots, parents, lengths,
-                fk, fu, fg, prefix_parents, scale, qk_l2norm, code,
-            )  # fmt: skip
-        else:
-            out, fk, fu, fg = _verify(
-                q, k, v, g, beta, state, slots, parents, lengths,
-                None, None, None, None, scale, qk_l2norm, code,
-            )  # fmt: skip
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    if pending is not None:
+        want_type("pending", pending, Pending)
+        want_type("pending.factors", pending.factors, Factors)
+        if prefix is not None:
+            raise ValueError(
+                "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
+            )
+        (fk, fu, fg), path, path_lengths = pending
+        out, fk, fu, fg = _verify_deferred(
+            q, k, v, g, beta, state, slots, parents, lengths,
+            fk, fu, fg, path, path_lengths, scale, qk_l2norm, code,
+        )  # fmt: skip
+    elif prefix is not None:
+        want_type("prefix", prefix, Prefix)
+        want_type("prefix.factors", prefix.factors, Factors)
+        want_type("prefix.factors.k", prefix.factors.k, Tensor)  # None would be no prefix to the operator
+        (fk, fu, fg), prefix_parents = prefix
+        out, fk, fu, fg = _verify(
+            q, k, v, g, beta, state, slots, parents, lengths,
+            fk, fu, fg, prefix_parents, scale, qk_l2norm, code,
+        )  # fmt: skip
+    else:
+        out, fk, fu, fg = _verify(
+            q, k, v, g, beta, state, slots, parents, lengths,
+            None, None, None, None, scale, qk_l2norm, code,
+        )  # fmt: skip
     return out, Factors(fk, fu, None if g is None else fg)
 
 
@@ -137,23 +142,23 @@ def commit(
     Args:
         state: [S, HV, DV, DK] float32 or bfloat16, each slot contiguous.
         factors: of N nodes, contiguous, as `verify` returned them.
-        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ...
+        path: int32 [B, P], node indices from root to leaf; None for 0, 1, 2, ... That they exist and ascend
+            is checked; that each is the parent of the next is up to the caller (`check_path`).
         path_lengths: int32 [B], clamped to [0, P]; None for all. 0 leaves the slot as it is, bit for bit.
         slots: int32 [B], distinct; negative rows are padding. None: row b uses slot b, S == B.
         mode: "exact" applies the factors in token order with the decode step's own operations, "fast" as one
             small matrix product (bounded drift).
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+        ValueError: an argument has the wrong dtype, shape, stride, device or value, a tensor that is written
+            shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
+        TypeError: an argument has the wrong type. Nothing was written.
     """
     code = _COMMIT_MODES.get(mode)
     if code is None:
         raise ValueError(f"mode: got {mode!r}, want 'exact' or 'fast'")
-    fk, fu, fg = factors
-    try:
-        _commit(state, fk, fu, fg, path, path_lengths, slots, code)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    want_type("factors", factors, Factors)
+    _commit(state, *factors, path, path_lengths, slots, code)
 
 
 def prefill(
@@ -187,18 +192,17 @@ def prefill(
         [B, T, HV, DV] or [1, T, HV, DV] in v's dtype; padding is zero.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape, stride, device or value. Nothing was written.
+        ValueError: an argument has the wrong dtype, shape, stride, device or value, a tensor that is written
+            shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
+        TypeError: an argument has the wrong type. Nothing was written.
     """
-    try:
-        out: Tensor = _prefill(q, k, v, g, beta, state, slots, lengths, cu_seqlens, scale, qk_l2norm)
-    except RuntimeError as error:
-        raise argument_error(error) from None
+    out: Tensor = _prefill(q, k, v, g, beta, state, slots, lengths, cu_seqlens, scale, qk_l2norm)
     return out
 
 
 def _resolve(strategy: str, q: Tensor, v: Tensor, parents: Tensor | None, prefix: Prefix | None) -> int:
     """The code of the strategy that the measured table names for this call's shape."""
-    if q.dim() != 4 or v.dim() != 4:
+    if not (isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4):
         return 0  # the operator's own check will say what is wrong
     tree, prefixed = parents is not None, prefix is not None
     if torch.compiler.is_compiling():  # dynamic shapes: compile for this one, as the choice depends on it

@@ -19,12 +19,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
+
+from specdec._checks import is_integer, is_number, shown
 
 STRATEGIES = ("serial", "hybrid", "solve")
 VERSION = 1
@@ -32,6 +35,7 @@ VERSION = 1
 # stay.
 MARGIN = 0.02
 _MAX_SERIAL_NODES = 64  # specdec::kMaxSerialNodes
+_MOST = 1 << 63  # of any number in a table, so that ratios of them are finite
 _ISAS = ("avx512", "avx2", "portable")
 
 
@@ -75,11 +79,11 @@ def read_tables(path: Path) -> dict[str, Table]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of text and of JSON; of JSON nested too deeply
         raise TableError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         version = content.get("version") if isinstance(content, dict) else None
-        raise TableError(f"{path}: got version {version!r}, want {VERSION}")
+        raise TableError(f"{path}: got version {shown(version)}, want {VERSION}")
     tables = content.get("tables")
     if not isinstance(tables, dict):
         raise TableError(f"{path}: tables: got {type(tables).__name__}, want an object")
@@ -148,6 +152,7 @@ def resolve_shapes(
 
 def reload() -> None:
     """Forgets the tables that were read: the next `resolve` reads them again."""
+    user_tables.cache_clear()
     _tables.cache_clear()
     _resolve.cache_clear()
     resolve_shapes.cache_clear()
@@ -186,13 +191,27 @@ def _distance(point: Point, rows: int, nodes: int, state: int) -> float:
 
 
 @lru_cache(maxsize=1)
-def _tables() -> dict[str, Table]:
-    """The shipped tables under those of the user. A user's file that cannot be read is an error."""
-    tables = read_tables(shipped_table_path())
+def user_tables() -> Mapping[str, Table]:
+    """The tables of `specdec tune --kernels`, read once; none where there is no such file.
+
+    A file that is damaged only costs speed, so it is left out with one warning (RuntimeWarning).
+    """
     user = user_table_path()
-    if user.exists():
-        tables.update(read_tables(user))
-    return tables
+    try:
+        return read_tables(user) if os.path.exists(user) else {}
+    except TableError as error:
+        warnings.warn(
+            f"{error}; the table of the package is used. Delete the file or run `specdec tune --kernels`.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return {}
+
+
+@lru_cache(maxsize=1)
+def _tables() -> dict[str, Table]:
+    """The shipped tables under those of the user."""
+    return read_tables(shipped_table_path()) | dict(user_tables())
 
 
 def _parse_table(path: Path, isa: str, table: object) -> Table:
@@ -202,7 +221,7 @@ def _parse_table(path: Path, isa: str, table: object) -> Table:
     if not isinstance(table, dict) or not isinstance(table.get("points"), list):
         raise TableError(f"{where}: want an object with threads and points")
     if not _is_count(table.get("threads")):
-        raise TableError(f"{where}.threads: got {table.get('threads')!r}, want a positive integer")
+        raise TableError(f"{where}.threads: got {shown(table.get('threads'))}, want a positive integer")
     points = [_parse_point(f"{where}.points[{i}]", entry) for i, entry in enumerate(table["points"])]
     return Table(table["threads"], points)
 
@@ -212,20 +231,22 @@ def _parse_point(where: str, entry: object) -> Point:
         raise TableError(f"{where}: want an object with {', '.join(Point._fields)}")
     for name in ("rows", "nodes", "state"):
         if not _is_count(entry[name]):
-            raise TableError(f"{where}.{name}: got {entry[name]!r}, want a positive integer")
+            raise TableError(f"{where}.{name}: got {shown(entry[name])}, want a positive integer")
     if not isinstance(entry["tree"], bool):
-        raise TableError(f"{where}.tree: got {entry['tree']!r}, want true or false")
+        raise TableError(f"{where}.tree: got {shown(entry['tree'])}, want true or false")
     us = entry["us"]
     if not isinstance(us, dict) or "serial" not in us or not set(us) <= set(STRATEGIES):
-        raise TableError(f"{where}.us: got {us!r}, want microseconds of serial and maybe hybrid and solve")
+        raise TableError(
+            f"{where}.us: got {shown(us)}, want microseconds of serial and maybe hybrid and solve"
+        )
     for name, value in us.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise TableError(f"{where}.us.{name}: got {value!r}, want a positive number")
+        if not is_number(value) or not 0 < value < _MOST:
+            raise TableError(f"{where}.us.{name}: got {shown(value)}, want a positive number")
     return Point(**entry)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _is_count(value: object) -> TypeGuard[int]:
+    return is_integer(value) and 0 < value < _MOST
 
 
 def _one_line_a_point(text: str) -> str:

@@ -47,7 +47,7 @@ def train_tokenizer(folder: str | os.PathLike[str], vocab_size: int, seed: int) 
     bytes need.
     """
     if vocab_size < 257:
-        raise ValueError(f"vocab_size is {vocab_size}, wanted at least 257 (256 bytes and the end of text)")
+        raise ValueError(f"vocab_size is {vocab_size}, want at least 257 (256 bytes and the end of text)")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     pre = tokenizers.pre_tokenizers
     backend.pre_tokenizer = pre.Sequence(
@@ -115,7 +115,7 @@ class TokenWindows:
         if self.num_training < 1:
             raise ValueError(
                 f"text: holds {len(self._tokens)} tokens, "
-                f"wanted at least {2 * length + 1} (two windows of {length})"
+                f"want at least {2 * length + 1} (two windows of {length})"
             )
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)

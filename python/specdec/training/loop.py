@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..models.checkpoint import is_matrix, open_weights, save_model, write_json, write_tensors
-from ..models.config import GatedDeltaNetConfig, read_json_object
-from .corpus import TOKENS_NAME, TokenWindows
-from .model import TrainableGatedDeltaNet, dropout_rates
+from specdec._checks import check_integer, check_number
+from specdec.models.checkpoint import is_matrix, open_weights, save_model, write_json, write_tensors
+from specdec.models.config import GatedDeltaNetConfig, read_json_object
+from specdec.training.corpus import TOKENS_NAME, TokenWindows
+from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
 
 STATE_NAME = "training.safetensors"
 HISTORY_NAME = "losses.json"
@@ -66,16 +67,12 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "batch_size", "seq_len"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
-        if not 0 <= self.seed < 1 << 31:
-            raise ValueError(f"seed is {self.seed}, wanted 0 to {(1 << 31) - 1}")
-        if not 0 < self.lr < 1:
-            raise ValueError(f"lr is {self.lr}, wanted above 0 and below 1")
-        if not 0 <= self.layer_dropout < 1:
-            raise ValueError(f"layer_dropout is {self.layer_dropout}, wanted at least 0 and below 1")
-        if not 0 <= self.exit_weight < math.inf:
-            raise ValueError(f"exit_weight is {self.exit_weight}, wanted a finite number of at least 0")
+            check_integer(name, getattr(self, name), 1)
+        check_integer("seed", self.seed, 0, (1 << 31) - 1)
+        below = math.nextafter(1.0, 0.0)
+        check_number("lr", self.lr, math.ulp(0.0), below, "a number above 0 and below 1")
+        check_number("layer_dropout", self.layer_dropout, 0.0, below, "a number of at least 0 and below 1")
+        check_number("exit_weight", self.exit_weight, 0.0, math.inf)
 
     @property
     def steps(self) -> int:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.config import GatedDeltaNetConfig
-from .chunked import gated_delta_chunked
+from specdec.models.config import GatedDeltaNetConfig
+from specdec.training.chunked import gated_delta_chunked
 
 _INIT_STD = 0.02
 

@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..models.checkpoint import load_config, resolve_model
-from ..models.config import GatedDeltaNetConfig
-from ..models.tokenizer import TOKENIZER_NAME, Tokenizer
-from .corpus import END_OF_TEXT, TOKENS_NAME, train_tokenizer, write_tokens
-from .loop import STATE_NAME, History, Training, TrainingOptions
+from specdec.models.checkpoint import load_config, resolve_model
+from specdec.models.config import GatedDeltaNetConfig
+from specdec.models.tokenizer import TOKENIZER_NAME, Tokenizer
+from specdec.training.corpus import END_OF_TEXT, TOKENS_NAME, train_tokenizer, write_tokens
+from specdec.training.loop import STATE_NAME, History, Training, TrainingOptions
 
 PLOT_NAME = "loss.png"
 
@@ -157,7 +157,7 @@ def _exits(text: str | None, config: GatedDeltaNetConfig) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"--exit-layers is {text!r}, wanted layer numbers such as 2,5, or none") from None
+        raise ValueError(f"--exit-layers is {text!r}, want layer numbers such as 2,5, or none") from None
 
 
 @contextlib.contextmanager

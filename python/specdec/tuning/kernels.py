@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specdec._checks import check_number
 from specdec.ops import cpu_isa, verify
 from specdec.ops import strategy as table
 
@@ -49,11 +51,15 @@ def measure_strategies(
         The path written.
 
     Raises:
-        specdec.ops.strategy.TableError: `path` exists and is not a table.
+        ValueError: `budget` is no finite number, or negative.
+        specdec.ops.strategy.TableError: `path` was given, exists and is not a table.
         OSError: no file can be written beside `path`; found out before anything is measured.
     """
-    path = table.user_table_path() if path is None else path
-    tables = table.read_tables(path) if path.exists() else {}
+    check_number("budget", budget, 0.0, math.inf)
+    if path is None:
+        path, tables = table.user_table_path(), dict(table.user_tables())  # a damaged one is replaced
+    else:
+        tables = table.read_tables(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path.parent):
         pass

@@ -1,0 +1,100 @@
+"""Calls the raw operators so that a wrong argument gives one clear error: name, given, wanted.
+
+Names are those of the Python wrappers: the operators take factors and pending commits apart into tensors,
+whose arguments in the schema are `pending_k` and the like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specdec.ops._load import load
+
+load()
+
+# STD_TORCH_CHECK raises RuntimeError("function, path/csrc/torch/file.cpp:line, message").
+_CHECK = re.compile(r"^[^\n]*?csrc/torch/\w+\.(?:cpp|h):\d+, ", re.DOTALL)
+# The dispatcher's, for a value that the schema has no room for.
+_TYPE = re.compile(
+    r"specdec::(\w+)\(\) Expected a value of type '(.+?)' for argument '(\w+)' "
+    r"but instead found type '(.+?)'"
+)
+_WANTED = {
+    "Tensor": "a tensor",
+    "Optional[Tensor]": "a tensor or None",
+    "float": "a number",
+    "Optional[float]": "a number or None",
+    "bool": "True or False",
+    "int": "an integer",
+}
+
+
+def argument_names(op: str) -> list[str]:
+    """The arguments of an operator as its wrapper's users know them: "pending.factors.k" for `pending_k`."""
+    schema = getattr(torch.ops.specdec, op).default._schema
+    return [_public(op, argument.name) for argument in schema.arguments]
+
+
+def operator(op: str) -> Callable[..., Any]:
+    """The operator, with clear errors. The operators are for inference: none has a backward.
+
+    Raises (the function that is returned):
+        ValueError: an argument has the wrong dtype, shape, stride, device or value, or it requires grad while
+            grad mode is on: the result would look differentiable and give no gradient.
+        TypeError: an argument has the wrong type.
+    """
+    # Bound once: the attribute walk torch.ops.specdec.<op>.default costs more than the checks of a call.
+    raw = getattr(torch.ops.specdec, op).default
+    names = argument_names(op)
+
+    def call(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            _refuse_grad(names, arguments)
+        try:
+            return raw(*arguments)
+        except RuntimeError as error:
+            raise argument_error(error) from None
+
+    return call
+
+
+def argument_error(error: RuntimeError) -> Exception:
+    """The ValueError or TypeError for a failed check, without its place in the source; others unchanged."""
+    text = str(error)
+    if isinstance(error, NotImplementedError):  # torch found no kernel for the device of the tensors
+        return ValueError(f"device: want cpu tensors ({text.partition('. ')[0]})")
+    if (found := _CHECK.match(text)) is not None:
+        return ValueError(text[found.end() :])
+    if (found := _TYPE.match(text)) is not None:
+        op, want, name, got = found.groups()
+        return TypeError(f"{_public(op, name)}: got {got}, want {_WANTED.get(want, want)}")
+    return error
+
+
+def want_type(name: str, value: object, *types: type) -> None:
+    """Raises TypeError unless `value` is of one of the types."""
+    if not isinstance(value, types):
+        want = " or ".join(type_.__name__ for type_ in types)
+        raise TypeError(f"{name}: got {type(value).__name__}, want {want}")
+
+
+def _refuse_grad(names: list[str], arguments: tuple[Any, ...]) -> None:
+    for name, value in zip(names, arguments, strict=False):  # defaults may be left out
+        if getattr(value, "requires_grad", False):  # isinstance costs more on a miss
+            raise ValueError(
+                f"{name}: got a tensor that requires grad, want inference: the operators have no backward "
+                "(call them under torch.no_grad(), or pass .detach())"
+            )
+
+
+def _public(op: str, name: str) -> str:
+    group, _, part = name.partition("_")
+    if group in ("pending", "prefix"):
+        return f"{group}.factors.{part}" if part in ("k", "u", "g") else f"{group}.{part}"
+    if op == "commit":
+        return {"k": "factors.k", "u": "factors.u", "g": "factors.g", "how": "mode"}.get(name, name)
+    return name
