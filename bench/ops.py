@@ -45,15 +45,16 @@ def machine() -> dict[str, Any]:
 
 
 PAUSE = 0.02  # seconds
-CALLS_A_TURN = 5
+WARM_UP = 0.003  # seconds, at least one call
+CALLS_A_TURN = 10
 
 
 def interleaved(functions: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Median microseconds of each function; they take turns for `seconds`, at least 5 turns.
 
-    The order rotates. In a turn a function runs several times, as a loop would call it, after a pause in
-    which the threads of the library before go to sleep (they spin for milliseconds) and a call that is not
-    timed.
+    The order rotates. In a turn a function runs back to back, as a model's layers call it: after a pause in
+    which the threads of the library before go to sleep (they spin for milliseconds) it is called for a few
+    milliseconds until its own threads and the clock are up, then calls are timed.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
@@ -63,7 +64,10 @@ def interleaved(functions: dict[str, Callable[[], object]], seconds: float) -> d
         for name in order:
             function = functions[name]
             time.sleep(PAUSE)
+            warm = time.perf_counter() + WARM_UP
             function()
+            while time.perf_counter() < warm:
+                function()
             for _ in range(CALLS_A_TURN):
                 begin = time.perf_counter()
                 function()

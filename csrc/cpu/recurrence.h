@@ -77,9 +77,10 @@ SPECDEC_INLINE void fetch(const Ahead& ahead, int64_t DK, int64_t c, int64_t ele
 
 // Chunks [c, c + kC) of kR rows take `count` factors in token order. A row's chunk is one chain of dependent
 // operations, so several chunks are under way at once.
-template <Gate kGate, int kR, int kC, typename Source, typename Target>
-inline void fold_chunks(const Source* source, Target* target, int64_t DK, int64_t c, const Factor* factors,
-                        int64_t count, int64_t row) {
+template <Gate kGate, int kR, int kC, int kDK, typename Source, typename Target>
+SPECDEC_INLINE void fold_chunks(const Source* source, Target* target, int64_t dk, int64_t c,
+                                const Factor* factors, int64_t count, int64_t row) {
+  const int64_t DK = kDK > 0 ? kDK : dk;
   constexpr int kW = Vec::kWidth;
   Vec s[kC][kR];
   for (int i = 0; i < kC; ++i) {
@@ -107,7 +108,7 @@ constexpr int64_t kManyFactors = 4;
 
 // kR rows of `source` [kR, DK] take `count` factors and go to `target` (may be `source`). `row` is the first
 // row's index in the head.
-template <Gate kGate, int kR, typename Source, typename Target>
+template <Gate kGate, int kR, int kDK, typename Source, typename Target>
 inline void fold_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
                       int64_t row, const Ahead& ahead) {
   constexpr int kW = Vec::kWidth;
@@ -115,13 +116,13 @@ inline void fold_rows(const Source* source, Target* target, int64_t DK, const Fa
   if (count >= kManyFactors) {
     for (; c + 2 * kW <= DK; c += 2 * kW) {
       fetch(ahead, DK, c, sizeof(Source));
-      fold_chunks<kGate, kR, 2>(source, target, DK, c, factors, count, row);
+      fold_chunks<kGate, kR, 2, kDK>(source, target, DK, c, factors, count, row);
       fetch(ahead, DK, c + kW, sizeof(Source));
     }
   }
   for (; c < DK; c += kW) {
     fetch(ahead, DK, c, sizeof(Source));
-    fold_chunks<kGate, kR, 1>(source, target, DK, c, factors, count, row);
+    fold_chunks<kGate, kR, 1, kDK>(source, target, DK, c, factors, count, row);
   }
 }
 
@@ -179,45 +180,65 @@ struct Pass {
   Ahead ahead;   // laid out as the source of the pass
 };
 
-// The first child is answered while its parent's rows are in registers, the others from the block just
-// written, which is still in the first cache. answer(child, r, rows, sk, sq) ends a token's step on `rows`
-// rows from row r of the pass: right after their dots, so that the next block is under way meanwhile.
-template <Gate kGate, int kR, int kDK, typename Source, typename Target, typename Answer>
-inline void run_block(const Source* source, Target* target, const Pass& p, int64_t r, Answer&& answer) {
-  source += r * p.DK;
-  if (target != nullptr) target += r * p.DK;
-  Ahead ahead{p.ahead.at + r * p.DK * static_cast<int64_t>(sizeof(Source)), p.ahead.rows};
-  Vec sk, sq;
-  if (p.count == 1 && p.children == 1) {
-    const Factor& factor = p.factors[0];
-    if (target != nullptr) {
-      step_rows<kGate, kR, kDK, true, true>(source, target, p.DK, factor, p.row + r, p.probes[0], sk, sq,
-                                            ahead);
+inline Ahead at_block(const Ahead& ahead, int64_t r, int64_t DK, int64_t element) {
+  return {ahead.at + r * DK * element, ahead.rows};
+}
+
+// Calls f(rows, r) on blocks of kRows rows, then on single ones; `rows` is a type.
+template <typename F>
+SPECDEC_INLINE void for_blocks(int64_t rows, F&& f) {
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows) f(std::integral_constant<int, kRows>{}, r);
+  for (; r < rows; ++r) f(std::integral_constant<int, 1>{}, r);
+}
+
+// One factor, one child: a token of a chain.
+template <Gate kGate, int kDK, bool kWrite, typename Source, typename Target, typename Answer>
+__attribute__((noinline)) void chain_pass(const Source* source, Target* target, const Pass& p,
+                                          Answer&& answer) {
+  const int64_t DK = kDK > 0 ? kDK : p.DK;
+  const Factor factor = p.factors[0];
+  const Probe probe = p.probes[0];
+  for_blocks(p.rows, [&](auto rows, int64_t r) {
+    Vec sk, sq;
+    step_rows<kGate, decltype(rows)::value, kDK, true, kWrite>(
+        source + r * DK, kWrite ? target + r * DK : nullptr, DK, factor, p.row + r, probe, sk, sq,
+        at_block(p.ahead, r, DK, sizeof(Source)));
+    answer(0, r, rows, sk, sq);
+  });
+}
+
+template <Gate kGate, int kDK, int kR, typename Source, typename Answer>
+inline void answer_block(const Source* source, const Pass& p, int64_t r, const Ahead& ahead,
+                         Answer&& answer) {
+  for (int64_t c = 0; c < p.children; ++c) {
+    Vec sk, sq;
+    step_rows<kGate, kR, kDK, false, false>(source, static_cast<float*>(nullptr), p.DK, Factor{}, 0,
+                                            p.probes[c], sk, sq, c == 0 ? ahead : Ahead{});
+    answer(c, r, kR, sk, sq);
+  }
+}
+
+// Any number of factors and children: the children are answered from the block that the factors just wrote,
+// which is in the first cache.
+template <Gate kGate, int kDK, typename Source, typename Target, typename Answer>
+__attribute__((noinline)) void tree_pass(const Source* source, Target* target, const Pass& p,
+                                         Answer&& answer) {
+  const int64_t DK = kDK > 0 ? kDK : p.DK;
+  for_blocks(p.rows, [&](auto rows, int64_t r) {
+    constexpr int kR = decltype(rows)::value;
+    const Source* from = source + r * DK;
+    const Ahead ahead = at_block(p.ahead, r, DK, sizeof(Source));
+    if (p.count == 0) {
+      answer_block<kGate, kDK, kR>(from, p, r, ahead, answer);
+    } else if (target != nullptr) {
+      fold_rows<kGate, kR, kDK>(from, target + r * DK, p.DK, p.factors, p.count, p.row + r, ahead);
+      answer_block<kGate, kDK, kR>(target + r * DK, p, r, Ahead{}, answer);
     } else {
-      step_rows<kGate, kR, kDK, true, false>(source, target, p.DK, factor, p.row + r, p.probes[0], sk, sq,
-                                             ahead);
+      fold_rows<kGate, kR, kDK>(from, p.block, p.DK, p.factors, p.count, p.row + r, ahead);
+      answer_block<kGate, kDK, kR>(p.block, p, r, Ahead{}, answer);
     }
-    answer(0, r, kR, sk, sq);
-    return;
-  }
-  const auto probe = [&](const auto* rows) {
-    for (int64_t c = 0; c < p.children; ++c) {
-      step_rows<kGate, kR, kDK, false, false>(rows, static_cast<float*>(nullptr), p.DK, Factor{}, 0,
-                                              p.probes[c], sk, sq, ahead);
-      answer(c, r, kR, sk, sq);
-      ahead = Ahead{};
-    }
-  };
-  if (p.count == 0) return probe(source);
-  const Ahead fetched = ahead;
-  ahead = Ahead{};
-  if (target != nullptr) {
-    fold_rows<kGate, kR>(source, target, p.DK, p.factors, p.count, p.row + r, fetched);
-    probe(target);
-  } else {
-    fold_rows<kGate, kR>(source, p.block, p.DK, p.factors, p.count, p.row + r, fetched);
-    probe(p.block);
-  }
+  });
 }
 
 // Calls f with DK as a type where it is one of the usual head sizes, with 0 otherwise: compiled in, the
@@ -230,14 +251,19 @@ inline void visit_width(int64_t DK, F&& f) {
   f(std::integral_constant<int, 0>{});
 }
 
+// answer(child, r, rows, sk, sq) ends a token's step on `rows` rows from row r of the pass: right after their
+// dots, so that the next block is under way meanwhile.
 template <Gate kGate, typename Source, typename Target, typename Answer>
 inline void run_pass(const Source* source, Target* target, const Pass& p, Answer&& answer) {
   visit_width(p.DK, [&](auto width) {
-    int64_t r = 0;
-    for (; r + kRows <= p.rows; r += kRows) {
-      run_block<kGate, kRows, decltype(width)::value>(source, target, p, r, answer);
+    constexpr int kDK = decltype(width)::value;
+    if (p.count != 1 || p.children != 1) {
+      tree_pass<kGate, kDK>(source, target, p, answer);
+    } else if (target != nullptr) {
+      chain_pass<kGate, kDK, true>(source, target, p, answer);
+    } else {
+      chain_pass<kGate, kDK, false>(source, target, p, answer);
     }
-    for (; r < p.rows; ++r) run_block<kGate, 1, 0>(source, target, p, r, answer);
   });
 }
 
@@ -245,15 +271,14 @@ inline void run_pass(const Source* source, Target* target, const Pass& p, Answer
 template <Gate kGate, typename State>
 inline void fold_pass(State* state, int64_t DK, int64_t row, int64_t rows, const Factor* factors,
                       int64_t count) {
-  int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows) {
-    State* block = state + r * DK;
-    const Ahead next{reinterpret_cast<const char*>(block + kRows * DK), kRows};
-    fold_rows<kGate, kRows>(block, block, DK, factors, count, row + r, next);
-  }
-  for (; r < rows; ++r) {
-    fold_rows<kGate, 1>(state + r * DK, state + r * DK, DK, factors, count, row + r, Ahead{});
-  }
+  visit_width(DK, [&](auto width) {
+    for_blocks(rows, [&](auto block_rows, int64_t r) {
+      constexpr int kR = decltype(block_rows)::value;
+      State* block = state + r * DK;
+      const Ahead next{reinterpret_cast<const char*>(block + kR * DK), kR};
+      fold_rows<kGate, kR, decltype(width)::value>(block, block, DK, factors, count, row + r, next);
+    });
+  });
 }
 
 template <Gate kGate>
