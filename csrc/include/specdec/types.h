@@ -23,6 +23,7 @@ enum class Status : int32_t {
   kOk = 0,
   kUnsupported,      // a shape, dtype or strategy that this backend has no kernel for
   kInvalidArgument,  // a parameter struct that contradicts itself
+  kLaunchFailed,     // the GPU's runtime refused a launch, or an earlier one has failed
 };
 
 constexpr int kMaxSerialNodes = 64;  // N of serial and hybrid verification, prefix included

@@ -1,0 +1,98 @@
+// Global memory as the executor knows it: buffers that a test registers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+
+namespace specdec::simt {
+
+enum class Direction {
+  kInput,   // holds values; must not be written
+  kOutput,  // holds none: only what was written may be read. Workspaces, too.
+  kBoth,    // holds values; may be written
+};
+
+// Address space that costs only the pages that are touched: a pool beyond 2^31 elements, or one bit a byte.
+class Reservation {
+ public:
+  Reservation() = default;
+  explicit Reservation(size_t bytes);  // reads as zeros
+  ~Reservation();
+  Reservation(Reservation&& other) noexcept;
+  Reservation& operator=(Reservation&& other) noexcept;
+
+  void* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct Traffic {  // of one buffer, in bytes; an address counts once in a request of a warp
+  int64_t read = 0, written = 0;
+};
+
+class Buffer {
+ public:
+  Buffer(std::string name, const void* data, size_t bytes, Direction direction);
+
+  const std::string& name() const { return name_; }
+  uintptr_t begin() const { return begin_; }
+  uintptr_t end() const { return end_; }
+  Direction direction() const { return direction_; }
+  bool contains(uintptr_t address, size_t bytes) const {
+    return address >= begin_ && bytes <= end_ - begin_ && address - begin_ <= end_ - begin_ - bytes;
+  }
+
+  // Bytes in [address, address + bytes) hold values? At most 16 bytes, within the buffer.
+  bool holds_values(uintptr_t address, size_t bytes) const {
+    if (flipped_.data() == nullptr) return direction_ != Direction::kOutput;
+    const uint32_t flipped = window(address) & mask(bytes);
+    return direction_ == Direction::kOutput ? flipped == mask(bytes) : flipped == 0;
+  }
+  void set_values(uintptr_t address, size_t bytes);    // they do from now on
+  void clear_values(uintptr_t address, size_t bytes);  // they do not: padding, or an output to be rewritten
+  int64_t bytes_with_values() const;
+
+  mutable Traffic traffic;
+
+ private:
+  static uint32_t mask(size_t bytes) { return (uint32_t{1} << bytes) - 1; }
+  uint32_t window(uintptr_t address) const {  // 24 bits or more from this byte's on
+    const size_t offset = address - begin_;
+    uint32_t bits;
+    __builtin_memcpy(&bits, static_cast<const char*>(flipped_.data()) + offset / 8, sizeof(bits));
+    return bits >> (offset % 8);
+  }
+  void mark(uintptr_t address, size_t bytes, bool flipped);
+
+  std::string name_;
+  uintptr_t begin_, end_;
+  Direction direction_;
+  Reservation flipped_;  // one bit a byte: differs from what the direction says; empty: none does
+};
+
+class Memory {
+ public:
+  // Registers `bytes` bytes; a null pointer is ignored. Throws std::invalid_argument where the range overlaps
+  // another one. The reference stays valid until clear().
+  Buffer& add(std::string name, const void* data, size_t bytes, Direction direction);
+  template <typename T>
+  Buffer& add(std::string name, const T* data, size_t count, Direction direction) {
+    return add(std::move(name), static_cast<const void*>(data), count * sizeof(T), direction);
+  }
+
+  Buffer* find(uintptr_t address);  // null: nothing is registered there
+  Buffer& at(const std::string& name);  // throws std::out_of_range
+  const std::deque<Buffer>& buffers() const { return buffers_; }
+  void clear();
+
+ private:
+  std::deque<Buffer> buffers_;
+  Buffer* last_ = nullptr;  // kernels stay in a buffer for a while
+};
+
+}  // namespace specdec::simt
