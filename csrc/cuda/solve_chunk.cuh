@@ -163,18 +163,19 @@ class SolveChunk {
     }
   }
 
-  // to_keys, to_queries [kRows, kLd]: dots of the chunk's keys and queries with `other` keys; `diagonal`: only
-  // tiles that are not above the diagonal, which may hold anything, are needed.
+  // to_keys, to_queries [kRows, kLd]: dots of the chunk's keys and queries with `other` keys; `diagonal`: tiles
+  // above the diagonal are not needed and zero.
   SPECDEC_DEVICE void gram(const Shared<float>& other, bool diagonal, const Shared<float>& to_keys,
                            const Shared<float>& to_queries) const {
     constexpr int kColumns = kRows / 8;
     for (int task = warp(); task < 2 * kBlocks * kColumns; task += kWarps) {
       const bool query = task % 2 == 0;
       const int m = task / 2 / kColumns, c = task / 2 % kColumns;
-      if ((diagonal && c > 2 * m + 1) || (!query && !delta)) continue;
+      if (!query && !delta) continue;
       const Shared<float> rows = query ? queries : keys;
       float sum[4] = {};
-      for (int k = 0; k < DK; k += 16) {
+      const int terms = diagonal && c > 2 * m + 1 ? 0 : DK;
+      for (int k = 0; k < terms; k += 16) {
         multiply_add<Traits::kPrecision>(sum, fragment_a(rows, m * 16 * ld + k, ld, 1),
                                          fragment_b(other, c * 8 * ld + k, 1, ld));
       }
@@ -211,10 +212,11 @@ class SolveChunk {
     const float strength = delta ? -strengths.load(first + i) : 0.0f;
     uint64_t bits = 0;
     for (int j = kRows - 1; j >= 0; --j) {
+      const float query = from_queries.load(i * kLd + j), key = delta ? from_keys.load(i * kLd + j) : 0.0f;
       float w = 0.0f, r = 0.0f;
       if (node == other + j) {
-        r = decay * from_queries.load(i * kLd + j);
-        if (delta && node != first + i) w = strength * (decay * from_keys.load(i * kLd + j));
+        r = decay * query;
+        if (node != first + i) w = strength * (decay * key);
         if (i == last) tail.store(j, decay);
         bits |= uint64_t{1} << j;
         if (gated) decay *= decays.load(node);
