@@ -417,6 +417,51 @@ class SolveChunk {
     if (taint) poison |= poisoned(ancestors);
   }
 
+  // S <- e^G S + sum_j D_j u_j k_j^T over the chunk's `count` tokens, a chain; D_j is the decay from j to the last.
+  SPECDEC_DEVICE void advance_state(int count, Sums& writes) const {
+    if constexpr (kChannel) {
+      // D_j goes into the keys, e^G to the first row of reach_keys, which nobody asks any more.
+      barrier();
+      for (int c = thread(); c < DK; c += kThreads) {
+        float decay = 1.0f;
+        for (int j = count - 1; j >= 0; --j) {
+          keys.store(j * ld + c, decay * keys.load(j * ld + c));
+          decay *= decays.load(j * ld + c);
+        }
+        reach_keys.store(c, decay);
+      }
+      barrier();
+    } else if (gated) {
+      SPECDEC_UNROLL
+      for (int m = 0; m < kBlocks; ++m) {
+        SPECDEC_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          const int i = m * 16 + sum_row(r);
+          if (i < count) writes.x[m][r] *= tail.load(i);
+        }
+      }
+    }
+    warp_barrier();
+    SPECDEC_UNROLL
+    for (int m = 0; m < kBlocks; ++m) store_writes(m, writes);
+    warp_barrier();
+    const float total = kChannel || !gated ? 1.0f : reach.load(count - 1);
+    for (int d = 0; d < DK; d += 16) {
+      float sum[4];
+      SPECDEC_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        const float decay = kChannel ? reach_keys.load(d + sum_row(r)) : total;
+        sum[r] = decay * state.load((column() + sum_column(r)) * ld + d + sum_row(r));
+      }
+      for (int j = 0; j < count; j += 16) {
+        multiply_add<Traits::kPrecision>(sum, fragment_a(keys, j * ld + d, 1, ld),
+                                         fragment_b(u, j * kWriteLd + column(), kWriteLd, 1));
+      }
+      SPECDEC_UNROLL
+      for (int r = 0; r < 4; ++r) state.store((column() + sum_column(r)) * ld + d + sum_row(r), sum[r]);
+    }
+  }
+
   SPECDEC_DEVICE static void set_nan(uint32_t poison, Sums& x) {
     if (poison == 0) return;
     SPECDEC_UNROLL

@@ -1,0 +1,11 @@
+#include "launch.cuh"
+#include "prefill.cuh"
+
+namespace specdec::cuda {
+
+SPECDEC_INSTANCE(Prefill, SolveTraits<Precision::kTf32, false, 32>)
+SPECDEC_INSTANCE(Prefill, SolveTraits<Precision::kTf32, false, 64>)
+SPECDEC_INSTANCE(Prefill, SolveTraits<Precision::kTf32, true, 16>)
+SPECDEC_INSTANCE(Prefill, SolveTraits<Precision::kTf32, true, 32>)
+
+}  // namespace specdec::cuda
