@@ -5,7 +5,7 @@
 //
 // A block owns a tile of channels of some sequences. It brings their inputs and windows into shared memory, each
 // once, whatever the tree; there every warp walks from its nodes to their ancestors. A lane owns 4 bytes of a row
-// of inputs, so its weights stay in registers over nodes and sequences. A pending round moves the window on the
+// of inputs, so its weights stay in registers over nodes. A pending round moves the window on the
 // way: the block is the only one that reads or writes these channels of it. A long chain is cut into chunks, of
 // which the first alone reaches back into the window.
 //
@@ -24,12 +24,13 @@ struct ConvVerify {
   using X = typename Traits::X;
   using S = typename Traits::S;
   static constexpr int kThreads = 128;
-  static constexpr int kMinBlocks = 4;
+  static constexpr int kMinBlocks = Traits::kWidth > 0 ? 6 : 4;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kLane = 4 / static_cast<int>(sizeof(X));  // channels of a lane
   static constexpr int kTile = 32 * kLane;                       // channels of a block
   static constexpr int kChunk = 128;                             // nodes of a chain in a block, at least W - 1
   static constexpr int kTaps = Traits::kWidth > 0 ? Traits::kWidth : kMaxConvWidth;
+  static constexpr bool kStagedTaps = Traits::kVector && Traits::kWidth == 4;
   static constexpr int kBlocksWanted = 1024;  // from here on a block takes more sequences, and weights are read less
   static constexpr int kMostSequences = 16;
 
@@ -65,7 +66,8 @@ struct ConvVerify {
     const int64_t blocks = (p.B + plan.sequences - 1) / plan.sequences * plan.tiles;
     // take() aligns each array to 16 bytes.
     const int64_t bytes = int64_t{plan.rows} * kTile * sizeof(X) + int64_t{plan.width - 1} * kTile * sizeof(S) +
-                          int64_t{plan.parents} * sizeof(int32_t);
+                          (int64_t{plan.parents} + 3) / 4 * 4 * sizeof(int32_t) +
+                          (kStagedTaps ? int64_t{kTile} * 5 * sizeof(float) : 0);
     return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, plan.chunks, 1}, bytes};
   }
 
@@ -77,9 +79,15 @@ struct ConvVerify {
       if (b > first) barrier();  // all have read the last sequence's rows
       self.sequence(b);
     }
+    copy_async_wait<0>();  // no sequence had nodes: the weights are still on their way
   }
 
  private:
+  struct Taps {
+    float weight[kTaps][kLane];  // [0]: of the newest input
+    float bias[kLane];
+  };
+
   struct Block {
     const Params& p;
     const Plan& plan;
@@ -88,8 +96,7 @@ struct ConvVerify {
     Shared<X> staged;          // [rows, kTile]
     Shared<S> window;          // [W-1, kTile], after what is pending
     Shared<int32_t> parents;   // of a tree, by id
-    float weight[kTaps][kLane];  // [0]: of the newest input
-    float bias[kLane];
+    Shared<float> taps;        // [kTile, 4] and biases [kTile], where kStagedTaps
 
     SPECDEC_DEVICE Block(const Params& params, const Plan& how, SharedArena& shared) : p(params), plan(how) {
       channel = static_cast<int64_t>(block().x % plan.tiles) * kTile;
@@ -99,29 +106,49 @@ struct ConvVerify {
       staged = shared.take<X>(plan.rows * kTile);
       window = shared.take<S>((plan.width - 1) * kTile);
       parents = shared.take<int32_t>(plan.parents);
-      load_taps();
+      if constexpr (kStagedTaps) {
+        taps = shared.take<float>(kTile * 5);
+        stage_taps();
+      }
     }
 
     SPECDEC_DEVICE int64_t own_channel(int i = 0) const { return channel + lane() * kLane + i; }
 
-    SPECDEC_DEVICE void load_taps() {
+    // Weights and biases of the tile, once a block. The wait is the first sequence's.
+    SPECDEC_DEVICE void stage_taps() const {
+      const Global<const float> w(p.weight), given_bias(p.bias);
+      for (int c = thread(); c < kTile; c += kThreads) {
+        if (channel + c < p.C) copy_async<4>(taps, c * 4, w, (channel + c) * 4);
+      }
+      for (int c = thread() * 4; c < kTile; c += kThreads * 4) {
+        if (channel + c < p.C) copy_async<4>(taps + kTile * 4, c, given_bias, p.bias ? channel + c : 0, bool(given_bias));
+      }
+      copy_async_commit();
+    }
+
+    // This lane's, from shared memory or from the pool's rows.
+    SPECDEC_DEVICE Taps load_taps() const {
+      Taps own;
       const Global<const float> w(p.weight), given_bias(p.bias);
 #pragma unroll
       for (int i = 0; i < kLane; ++i) {
         const int64_t c = own_channel(i);
         const bool valid = c < p.C;
-        bias[i] = valid && given_bias ? given_bias.load(c) : 0.0f;
-        if constexpr (Traits::kVector && kTaps == 4) {
-          const Pack<float, 4> taps = valid ? w.load_vec<4>(c * 4) : Pack<float, 4>{};
+        if constexpr (kStagedTaps) {
+          const int at = lane() * kLane + i;
+          const Pack<float, 4> taps_of_c = valid ? taps.template load_vec<4>(at * 4) : Pack<float, 4>{};
 #pragma unroll
-          for (int t = 0; t < 4; ++t) weight[t][i] = taps[3 - t];
+          for (int t = 0; t < 4; ++t) own.weight[t][i] = taps_of_c[3 - t];
+          own.bias[i] = valid ? taps.load(kTile * 4 + at) : 0.0f;
         } else {
 #pragma unroll
           for (int t = 0; t < kTaps; ++t) {
-            weight[t][i] = valid && t < plan.width ? w.load(c * plan.width + plan.width - 1 - t) : 0.0f;
+            own.weight[t][i] = valid && t < plan.width ? w.load(c * plan.width + plan.width - 1 - t) : 0.0f;
           }
+          own.bias[i] = valid && given_bias ? given_bias.load(c) : 0.0f;
         }
       }
+      return own;
     }
 
     SPECDEC_DEVICE void sequence(int64_t b) const {
@@ -140,7 +167,8 @@ struct ConvVerify {
       if (has_nodes) {
         copy_async_wait<0>();
         barrier();
-        for (int n = begin + warp(); n < last; n += kWarps) store(y, n, node(plan.prefix + n, first_id));
+        const Taps own = load_taps();
+        for (int n = begin + warp(); n < last; n += kWarps) store(y, n, node(own, plan.prefix + n, first_id));
       }
       for (int n = (has_nodes ? last : begin) + warp(); n < end; n += kWarps) store(y, n, Pack<X, kLane>{});
     }
@@ -156,7 +184,7 @@ struct ConvVerify {
         const int row = i / kVectors, c = i % kVectors * kVec;
         const int id = from + row;
         const bool old = id < plan.prefix;
-        const Global<const X>& source = old ? before : x;
+        const Global<const X> source = old ? before : x;
         const int64_t at = old ? id * p.prefix.stride_n : (id - plan.prefix) * p.x.stride_n;
         if constexpr (Traits::kVector) {
           if (channel + c < p.C) copy_async<kVec>(staged, row * kTile + c, source, at + c);
@@ -171,7 +199,7 @@ struct ConvVerify {
       const Global<const int32_t> own = offset(p.parents, b * p.N);
       const Global<const int32_t> before = offset(p.has_prefix ? p.prefix_parents : nullptr, b * plan.prefix);
       for (int id = thread(); id < plan.prefix + last; id += kThreads) {
-        const Global<const int32_t>& given = id < plan.prefix ? before : own;
+        const Global<const int32_t> given = id < plan.prefix ? before : own;
         parents.store(id, given ? given.load(id < plan.prefix ? id : id - plan.prefix) : id - 1);
       }
     }
@@ -194,7 +222,7 @@ struct ConvVerify {
     }
 
     // y of one node, this lane's channels.
-    SPECDEC_DEVICE Pack<X, kLane> node(int id, int first_id) const {
+    SPECDEC_DEVICE Pack<X, kLane> node(const Taps& own, int id, int first_id) const {
       Pack<X, kLane> y{};
       if (own_channel() >= p.C) return y;
       int ids[kTaps];  // newest first; -1: the newest row of the window, -2: the one before
@@ -205,10 +233,10 @@ struct ConvVerify {
       }
       float sum[kLane];
 #pragma unroll
-      for (int i = 0; i < kLane; ++i) sum[i] = bias[i];
+      for (int i = 0; i < kLane; ++i) sum[i] = own.bias[i];
 #pragma unroll
       for (int t = kTaps - 1; t >= 0; --t) {
-        if (t < plan.width) add(ids[t], first_id, weight[t], sum);
+        if (t < plan.width) add(ids[t], first_id, own.weight[t], sum);
       }
 #pragma unroll
       for (int i = 0; i < kLane; ++i) {

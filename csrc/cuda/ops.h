@@ -1,6 +1,8 @@
-// The ops of the CUDA backend. Each launches on `stream` and returns: no synchronisation, no allocation. Pointers are
-// the device's; lengths, slots and paths are read there.
+// The CUDA backend's entry points. Each checks what its kernels may assume, chooses the instance and starts it
+// on the stream: no allocation, no wait, so that calls can be captured in a CUDA graph.
 #pragma once
+
+#include <cstdint>
 
 #include "kernel.h"
 #include "specdec/params.h"
