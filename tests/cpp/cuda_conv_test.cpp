@@ -37,10 +37,12 @@ void add_inputs(simt::Memory& memory, const char* name, const ConvInputView& x, 
   }
 }
 
-void add_state(simt::Memory& memory, const ConvStateView& state, const int32_t* slots, int64_t B, int64_t window) {
+void add_state(simt::Memory& memory, const ConvStateView& state, const int32_t* slots, int64_t B,
+               int64_t window) {
   const int64_t size = size_of(state.dtype);
   if (window == 0) return;
-  simt::Buffer& buffer = memory.add("state", state.data, state.slots * state.slot_stride * size, Direction::kBoth);
+  simt::Buffer& buffer =
+      memory.add("state", state.data, state.slots * state.slot_stride * size, Direction::kBoth);
   if (state.slots * state.slot_stride > int64_t{1} << 31) return;  // too much to mark: all of it may be read
   buffer.clear_values(buffer.begin(), state.slots * state.slot_stride * size);
   for (int64_t b = 0; b < B; ++b) {
@@ -139,7 +141,8 @@ std::vector<float> moved(const Problem& problem, const Round& round) {
       const float* x = &round.x[(b * round.nodes + round.path[b * round.longest + i]) * problem.x_stride];
       rows.insert(rows.end(), x, x + c.C);
     }
-    std::copy(rows.end() - (c.W - 1) * c.C, rows.end(), state.begin() + problem.slots[b] * problem.slot_stride);
+    std::copy(rows.end() - (c.W - 1) * c.C, rows.end(),
+              state.begin() + problem.slots[b] * problem.slot_stride);
   }
   return state;
 }
@@ -206,8 +209,8 @@ TEST(CudaConvVerify, NoRowsNoNodes) {
   }
 }
 
-// A stream cut anywhere, each piece with the deferred commit of the piece before, gives the bits of one call, which
-// is itself cut into chunks.
+// A stream cut anywhere, each piece with the deferred commit of the piece before, gives the bits of one call,
+// which is itself cut into chunks.
 TEST(CudaConvVerify, SplitsAreBitEqual) {
   for (const int64_t W : {2, 4, 7}) {
     Case c;
@@ -243,7 +246,8 @@ TEST(CudaConvVerify, SplitsAreBitEqual) {
   }
 }
 
-// A node's bits are those of the chain of its ancestors alone, whatever else the call holds and however it is cut.
+// A node's bits are those of the chain of its ancestors alone, whatever else the call holds and however it is
+// cut.
 TEST(CudaConvVerify, TreeNodesAreBitEqualToTheirPaths) {
   Case c;
   c.N = 24, c.C = 40, c.tree = true, c.gap = 8;
@@ -276,7 +280,8 @@ TEST(CudaConvVerify, PendingEqualsCommitFirst) {
     for (const int64_t W : {2, 4, 16}) {
       for (const int64_t gap : {5, 8}) {
         Case c;
-        c.B = 5, c.N = 5, c.C = 72, c.W = W, c.tree = true, c.dtype = dtype, c.state = state_type, c.gap = gap;
+        c.B = 5, c.N = 5, c.C = 72, c.W = W, c.tree = true, c.dtype = dtype, c.state = state_type,
+        c.gap = gap;
         Problem problem(c, seed++);
         problem.lengths = {0, 5, 5, 2, 5};  // the window moves on where nothing is verified, too
         problem.slots[2] = -1;
@@ -356,7 +361,8 @@ TEST(CudaConvVerify, TrafficIsTheLeast) {
           }
           least += buffer.bytes_read + buffer.bytes_written;
         }
-        // So few channels and sequences leave every block with one sequence: weights are read once a sequence.
+        // So few channels and sequences leave every block with one sequence: weights are read once a
+        // sequence.
         const int64_t weights_again = (c.B - 1) * (c.W + 1) * c.C * 4;
         EXPECT_LE(counts.read.bytes + counts.write.bytes - weights_again, 1.15 * static_cast<double>(least));
         EXPECT_LE(counts.write.sectors_per_request(), 4.0);
