@@ -1,0 +1,189 @@
+// Stepping tokens on a tile of the state: what serial and hybrid verification share.
+#pragma once
+
+#include "state_tile.cuh"
+#include "token_stage.cuh"
+#include "tree_walk.cuh"
+
+namespace specdec::cuda {
+
+SPECDEC_DEVICE int path_length(const PathView& path, int64_t b) {
+  if (path.lengths == nullptr) return static_cast<int>(path.max_length);
+  const int32_t length = Global<const int32_t>(path.lengths).load(b);
+  return length < 0 ? 0 : length > path.max_length ? static_cast<int>(path.max_length) : length;
+}
+
+// One row of a call.
+struct Sequence {
+  int64_t slot = -1;  // negative: padding
+  int length = 0;     // new nodes
+  int pending = 0;    // pending factors
+
+  SPECDEC_DEVICE static Sequence of(const VerifyParams& p, int64_t b) {
+    Sequence s;
+    s.slot = p.slots != nullptr ? Global<const int32_t>(p.slots).load(b) : b;
+    if (s.slot < 0) return s;
+    s.length = static_cast<int>(p.N);
+    if (p.lengths != nullptr) {
+      const int32_t length = Global<const int32_t>(p.lengths).load(b);
+      s.length = length < 0 ? 0 : length > p.N ? s.length : length;
+    }
+    if (p.has_pending) s.pending = path_length(p.pending_path, b);
+    return s;
+  }
+};
+
+// Zeros for the tokens from `length` on: the tile's rows of out and u, by the first tile the keys and gates.
+template <typename Traits>
+SPECDEC_DEVICE void clear_padding(const VerifyParams& p, const Place& at, int length) {
+  const Recurrence& rec = p.rec;
+  const bool keys = at.first && at.hv % (rec.HV / rec.HK) == 0;
+  const int gates = !at.first || rec.gate == Gate::kNone ? 0 : Traits::kChannelGate ? Traits::kDK : 1;
+  for (int64_t n = length; n < p.N; ++n) {
+    const int64_t token = at.b * p.N + n, head = token * rec.HV + at.hv;
+    for (int i = thread(); i < Traits::kRows; i += Traits::kThreads) {
+      Global<float>(p.u_out).store(head * rec.DV + at.row + i, 0.0f);
+      store_float(p.out, p.dtype, head * rec.DV + at.row + i, 0.0f);
+    }
+    if (keys) {
+      for (int i = thread(); i < Traits::kDK; i += Traits::kThreads) {
+        Global<float>(p.k_out).store((token * rec.HK + at.hk) * Traits::kDK + i, 0.0f);
+      }
+    }
+    for (int i = thread(); i < gates; i += Traits::kThreads) Global<float>(p.g_out).store(head * gates + i, 0.0f);
+  }
+}
+
+// Shared memory for the pending path.
+SPECDEC_HOST_DEVICE int64_t path_bytes(const VerifyParams& p) {
+  return p.has_pending && p.pending_path.path != nullptr ? (p.pending_path.max_length * 4 + 15) / 16 * 16 : 0;
+}
+
+template <typename Traits>
+class Stepper {
+  using Tile = StateTile<Traits>;
+  using State = typename Traits::State;
+  using Stage = TokenStage<Traits, true>;
+
+ public:
+  static constexpr int64_t kSharedBytes = Stage::kSharedBytes;
+
+  Tile tile;
+
+  SPECDEC_DEVICE Stepper(const VerifyParams& p, const Place& at, const Sequence& s, SharedArena& shared)
+      : p_(p),
+        at_(at),
+        s_(s),
+        prefix_(p.has_prefix ? static_cast<int>(p.prefix.nodes) : 0),
+        stage_(shared),
+        durable_(Global<State>(static_cast<State*>(p.state.data)) + s.slot * p.state.slot_stride +
+                 (at.hv * p.rec.DV + at.row) * Traits::kDK) {
+    if (path_bytes(p) > 0) path_ = shared.take<int32_t>(p.pending_path.max_length);
+  }
+
+  SPECDEC_DEVICE void load_durable() { tile.load(durable_); }
+
+  // By the whole block, before `run` with pending factors.
+  SPECDEC_DEVICE void load_path() {
+    if (path_bytes(p_) == 0) return;
+    const Global<const int32_t> path(p_.pending_path.path);
+    for (int i = thread(); i < s_.pending; i += Traits::kThreads) {
+      path_.store(i, path.load(at_.b * p_.pending_path.max_length + i));
+    }
+    barrier();
+  }
+
+  // Folds `pending` factors into the tile and writes it back, then steps `count` visits: visit_of(i), and
+  // before(visit) with the tile at the state that the visit before has left.
+  template <typename VisitOf, typename Before>
+  SPECDEC_DEVICE void run(int pending, int count, VisitOf&& visit_of, Before&& before) {
+    const int total = pending + count;
+    const auto copy = [&](int first, int bank) {
+      const int tokens = total - first < Stage::kTokens ? total - first : Stage::kTokens;
+      Stage::for_parts(tokens, [&](int i, int part) {
+        const int t = first + i;
+        if (t < pending) {
+          stage_.copy_factor(p_.rec, p_.pending, at_, bank, i, part, path_bytes(p_) > 0 ? path_.load(t) : t);
+          return;
+        }
+        const int node = visit_of(t - pending).node;
+        if (node < prefix_) {
+          stage_.copy_factor(p_.rec, p_.prefix, at_, bank, i, part, node);
+        } else {
+          stage_.copy_new(p_, at_, bank, i, part, node - prefix_);
+        }
+      });
+      copy_async_commit();
+    };
+    // A turn without tokens comes first: it starts the copies of the first ones.
+    int bank = 1;
+    for (int first = -Stage::kTokens; first < total; first += Stage::kTokens, bank ^= 1) {
+      copy_async_wait<0>();
+      barrier();
+      if (first + Stage::kTokens < total) copy(first + Stage::kTokens, bank ^ 1);
+      if (first < 0) continue;
+      const int tokens = total - first < Stage::kTokens ? total - first : Stage::kTokens;
+      for (int i = warp(); i < tokens; i += Traits::kThreads / 32) {
+        const int t = first + i, node = t < pending ? -1 : visit_of(t - pending).node;
+        if (node < prefix_) {
+          stage_.prepare_factor(p_.rec.gate, bank, i);
+        } else {
+          stage_.prepare_new(p_, at_, bank, i, node - prefix_);
+        }
+      }
+      barrier();
+      for (int i = 0; i < tokens; ++i) {
+        const int t = first + i;
+        if (t < pending) {
+          replay(bank, i);
+          if (t == pending - 1) tile.store(durable_);
+          continue;
+        }
+        const Visit visit = visit_of(t - pending);
+        before(visit);
+        if (visit.node < prefix_) {
+          replay(bank, i);
+        } else {
+          step(bank, i, visit.node - prefix_, visit.leaf);
+        }
+      }
+    }
+  }
+
+ private:
+  SPECDEC_DEVICE void replay(int bank, int i) {
+    tile.replay(stage_.k(i), stage_.decays(i), stage_.decay(i), stage_.u(bank, i));
+  }
+
+  SPECDEC_DEVICE void step(int bank, int i, int64_t n, bool leaf) {
+    const int row = Tile::row() + Tile::own_row();
+    const float a = stage_.decay(i);
+    float sk, sq;
+    tile.ask(stage_.k(i), stage_.q(i), stage_.decays(i), &sk, &sq);
+    if constexpr (!Traits::kChannelGate) {
+      sk = a * sk;
+      sq = a * sq;
+    }
+    float u = stage_.v(bank, i).load(p_.dtype, row);
+    if (p_.rec.update == Update::kDelta) u = stage_.beta(i) * (u - sk);
+    const int64_t to = ((at_.b * p_.N + n) * p_.rec.HV + at_.hv) * p_.rec.DV + at_.row + row;
+    if (Tile::speaks()) {
+      if (Tile::speaks_for_keys()) {
+        Global<float>(p_.u_out).store(to, u);
+      } else {
+        store_float(p_.out, p_.dtype, to, sq + u * stage_.kq(i));
+      }
+    }
+    if (!leaf) tile.advance(stage_.k(i), a, u);
+  }
+
+  const VerifyParams& p_;
+  const Place& at_;
+  const Sequence& s_;
+  const int prefix_;
+  Stage stage_;
+  Global<State> durable_;
+  Shared<int32_t> path_;
+};
+
+}  // namespace specdec::cuda
