@@ -1,4 +1,5 @@
 // Chooses the instance of a kernel from the parameters: the only place that knows which exist.
+#include "commit.cuh"
 #include "instances.cuh"
 #include "ops.h"
 #include "verify_serial.cuh"
@@ -94,6 +95,14 @@ Status verify(const VerifyParams& p, Workspace, Stream stream) {
   if (p.strategy != Strategy::kSerial) return Status::kUnsupported;
   if (p.N + (p.has_prefix ? p.prefix.nodes : 0) > kMaxSerialNodes) return Status::kUnsupported;
   return launch_tiles<VerifySerial>(p, stream);
+}
+
+Status commit(const CommitParams& p, Stream stream) {
+  if ((p.rec.gate == Gate::kNone) != (p.factors.g == nullptr)) return Status::kInvalidArgument;
+  const Status checked = check_state(p.rec, p.state, p.B);
+  if (checked != Status::kOk) return checked;
+  if (p.path.max_length == 0) return Status::kOk;
+  return launch_tiles<Commit>(p, stream);
 }
 
 }  // namespace specdec::cuda

@@ -193,14 +193,50 @@ class StateTile {
     }
   }
 
-  // S <- a o S alone: the closed form multiplies the decays of a path first.
-  SPECDEC_DEVICE void decay(const Shared<float>& channels, float a) {
+  // --- closed form ---
+
+  SPECDEC_DEVICE void clear() {
+    SPECDEC_UNROLL
+    for (int r = 0; r < kR; ++r) {
+      SPECDEC_UNROLL
+      for (int c = 0; c < Traits::kColumns; ++c) s_[r][c] = 0.0f;
+    }
+  }
+
+  // S <- S + u k^T.
+  SPECDEC_DEVICE void add(const Shared<float>& k, const Shared<float>& u) {
+    float writes[kR];
+    SPECDEC_UNROLL
+    for (int r = 0; r < kR; ++r) writes[r] = u.load(row() + r);
     SPECDEC_UNROLL
     for (int i = 0; i < kQuads; ++i) {
-      if constexpr (Traits::kChannelGate) {
-        scale(i, channels.template load_vec<4>(quad(i)));
-      } else {
-        scale(i, Pack<float, 4>{{a, a, a, a}});
+      const Pack<float, 4> kk = k.template load_vec<4>(quad(i));
+      SPECDEC_UNROLL
+      for (int r = 0; r < kR; ++r) {
+        SPECDEC_UNROLL
+        for (int e = 0; e < 4; ++e) s_[r][4 * i + e] = fma(writes[r], kk[e], s_[r][4 * i + e]);
+      }
+    }
+  }
+
+  // state <- exp(log_decay) o state + S; log_decay is one number, or [DK] placed with a gate per channel.
+  SPECDEC_DEVICE void add_to(const Global<State>& state, const Shared<float>& log_decay, bool gated) {
+    const float one = Traits::kChannelGate || !gated ? 1.0f : exp(log_decay.load(0));
+    SPECDEC_UNROLL
+    for (int w = 0; w < Traits::kColumns / kVec; ++w) {
+      float a[kVec];
+      SPECDEC_UNROLL
+      for (int e = 0; e < kVec; ++e) {
+        a[e] = Traits::kChannelGate ? exp(log_decay.load(quad(w * (kVec / 4) + e / 4) + e % 4)) : one;
+      }
+      SPECDEC_UNROLL
+      for (int r = 0; r < kR; ++r) {
+        Pack<State, kVec> pack = state.template load_vec<kVec>(offset(r, w));
+        SPECDEC_UNROLL
+        for (int e = 0; e < kVec; ++e) {
+          pack[e] = round_to<State>(fma(a[e], float_of(pack[e]), s_[r][w * kVec + e]));
+        }
+        state.template store_vec<kVec>(offset(r, w), pack);
       }
     }
   }

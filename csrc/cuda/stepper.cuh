@@ -1,17 +1,12 @@
 // Stepping tokens on a tile of the state: what serial and hybrid verification share.
 #pragma once
 
+#include "shared_path.cuh"
 #include "state_tile.cuh"
 #include "token_stage.cuh"
 #include "tree_walk.cuh"
 
 namespace specdec::cuda {
-
-SPECDEC_DEVICE int path_length(const PathView& path, int64_t b) {
-  if (path.lengths == nullptr) return static_cast<int>(path.max_length);
-  const int32_t length = Global<const int32_t>(path.lengths).load(b);
-  return length < 0 ? 0 : length > path.max_length ? static_cast<int>(path.max_length) : length;
-}
 
 // One row of a call.
 struct Sequence {
@@ -54,11 +49,6 @@ SPECDEC_DEVICE void clear_padding(const VerifyParams& p, const Place& at, int le
   }
 }
 
-// Shared memory for the pending path.
-SPECDEC_HOST_DEVICE int64_t path_bytes(const VerifyParams& p) {
-  return p.has_pending && p.pending_path.path != nullptr ? (p.pending_path.max_length * 4 + 15) / 16 * 16 : 0;
-}
-
 template <typename Traits>
 class Stepper {
   using Tile = StateTile<Traits>;
@@ -66,7 +56,9 @@ class Stepper {
   using Stage = TokenStage<Traits, true>;
 
  public:
-  static constexpr int64_t kSharedBytes = Stage::kSharedBytes;
+  static int64_t shared_bytes(const VerifyParams& p) {
+    return Stage::kSharedBytes + (p.has_pending ? SharedPath::shared_bytes(p.pending_path) : 0);
+  }
 
   Tile tile;
 
@@ -78,76 +70,57 @@ class Stepper {
         stage_(shared),
         durable_(Global<State>(static_cast<State*>(p.state.data)) + s.slot * p.state.slot_stride +
                  (at.hv * p.rec.DV + at.row) * Traits::kDK) {
-    if (path_bytes(p) > 0) path_ = shared.take<int32_t>(p.pending_path.max_length);
+    if (p.has_pending) path_ = SharedPath(p.pending_path, shared);
   }
 
   SPECDEC_DEVICE void load_durable() { tile.load(durable_); }
 
   // By the whole block, before `run` with pending factors.
   SPECDEC_DEVICE void load_path() {
-    if (path_bytes(p_) == 0) return;
-    const Global<const int32_t> path(p_.pending_path.path);
-    for (int i = thread(); i < s_.pending; i += Traits::kThreads) {
-      path_.store(i, path.load(at_.b * p_.pending_path.max_length + i));
-    }
-    barrier();
+    if (s_.pending > 0) path_.load(p_.pending_path, at_.b, s_.pending, Traits::kThreads);
   }
 
   // Folds `pending` factors into the tile and writes it back, then steps `count` visits: visit_of(i), and
   // before(visit) with the tile at the state that the visit before has left.
   template <typename VisitOf, typename Before>
   SPECDEC_DEVICE void run(int pending, int count, VisitOf&& visit_of, Before&& before) {
-    const int total = pending + count;
-    const auto copy = [&](int first, int bank) {
-      const int tokens = total - first < Stage::kTokens ? total - first : Stage::kTokens;
-      Stage::for_parts(tokens, [&](int i, int part) {
-        const int t = first + i;
-        if (t < pending) {
-          stage_.copy_factor(p_.rec, p_.pending, at_, bank, i, part, path_bytes(p_) > 0 ? path_.load(t) : t);
-          return;
-        }
-        const int node = visit_of(t - pending).node;
-        if (node < prefix_) {
-          stage_.copy_factor(p_.rec, p_.prefix, at_, bank, i, part, node);
-        } else {
-          stage_.copy_new(p_, at_, bank, i, part, node - prefix_);
-        }
-      });
-      copy_async_commit();
-    };
-    // A turn without tokens comes first: it starts the copies of the first ones.
-    int bank = 1;
-    for (int first = -Stage::kTokens; first < total; first += Stage::kTokens, bank ^= 1) {
-      copy_async_wait<0>();
-      barrier();
-      if (first + Stage::kTokens < total) copy(first + Stage::kTokens, bank ^ 1);
-      if (first < 0) continue;
-      const int tokens = total - first < Stage::kTokens ? total - first : Stage::kTokens;
-      for (int i = warp(); i < tokens; i += Traits::kThreads / 32) {
-        const int t = first + i, node = t < pending ? -1 : visit_of(t - pending).node;
-        if (node < prefix_) {
-          stage_.prepare_factor(p_.rec.gate, bank, i);
-        } else {
-          stage_.prepare_new(p_, at_, bank, i, node - prefix_);
-        }
-      }
-      barrier();
-      for (int i = 0; i < tokens; ++i) {
-        const int t = first + i;
-        if (t < pending) {
-          replay(bank, i);
-          if (t == pending - 1) tile.store(durable_);
-          continue;
-        }
-        const Visit visit = visit_of(t - pending);
-        before(visit);
-        if (visit.node < prefix_) {
-          replay(bank, i);
-        } else {
-          step(bank, i, visit.node - prefix_, visit.leaf);
-        }
-      }
-    }
+    const auto node_of = [&](int t) { return t < pending ? -1 : visit_of(t - pending).node; };
+    stage_.run(
+        pending + count,
+        [&](int bank, int i, int part, int t) {
+          const int node = node_of(t);
+          if (node < 0) {
+            stage_.copy_factor(p_.rec, p_.pending, at_, bank, i, part, path_.node(t));
+          } else if (node < prefix_) {
+            stage_.copy_factor(p_.rec, p_.prefix, at_, bank, i, part, node);
+          } else {
+            stage_.copy_new(p_, at_, bank, i, part, node - prefix_);
+          }
+        },
+        [&](int bank, int first, int tokens) {
+          for (int i = warp(); i < tokens; i += Traits::kThreads / 32) {
+            const int node = node_of(first + i);
+            if (node < prefix_) {
+              stage_.prepare_factor(p_.rec.gate, bank, i);
+            } else {
+              stage_.prepare_new(p_, at_, bank, i, node - prefix_);
+            }
+          }
+        },
+        [&](int bank, int i, int t) {
+          if (t < pending) {
+            replay(bank, i);
+            if (t == pending - 1) tile.store(durable_);
+            return;
+          }
+          const Visit visit = visit_of(t - pending);
+          before(visit);
+          if (visit.node < prefix_) {
+            replay(bank, i);
+          } else {
+            step(bank, i, visit.node - prefix_, visit.leaf);
+          }
+        });
   }
 
  private:
@@ -183,7 +156,7 @@ class Stepper {
   const int prefix_;
   Stage stage_;
   Global<State> durable_;
-  Shared<int32_t> path_;
+  SharedPath path_;
 };
 
 }  // namespace specdec::cuda

@@ -135,13 +135,32 @@ class TokenStage {
   SPECDEC_DEVICE explicit TokenStage(SharedArena& shared)
       : raw_(shared, 2 * kTokens * kRaw), ready_(shared.take<float>(kTokens * kReady)) {}
 
-  // --- copies, by a warp each: token i of the bank ---
-
-  // Calls copy(i, part) for the parts 0 to 3 (k, q, v, gates) of `count` tokens, spread over the warps.
-  template <typename Copy>
-  SPECDEC_DEVICE static void for_parts(int count, Copy&& copy) {
-    for (int part = warp(); part < 4 * count; part += kWarps) copy(part / 4, part % 4);
+  // Takes `total` tokens through the stage, token t as token i of a bank. copy(bank, i, part, t) by a warp, for
+  // the parts 0 to 3 (k, q, v, gates); prepare(bank, t, n) by the block, for the n tokens from t on;
+  // step(bank, i, t) by the block, in order.
+  template <typename Copy, typename Prepare, typename Step>
+  SPECDEC_DEVICE void run(int total, Copy&& copy, Prepare&& prepare, Step&& step) const {
+    const auto tokens_from = [&](int t) { return total - t < kTokens ? total - t : kTokens; };
+    int bank = 1;
+    // A turn without tokens comes first: it starts the copies of the first ones.
+    for (int first = -kTokens; first < total; first += kTokens, bank ^= 1) {
+      copy_async_wait<0>();
+      barrier();
+      const int next = first + kTokens;
+      if (next < total) {
+        const int parts = 4 * tokens_from(next);
+        for (int part = warp(); part < parts; part += kWarps) copy(bank ^ 1, part / 4, part % 4, next + part / 4);
+        copy_async_commit();
+      }
+      if (first < 0) continue;
+      const int tokens = tokens_from(first);
+      prepare(bank, first, tokens);
+      barrier();
+      for (int i = 0; i < tokens; ++i) step(bank, i, first + i);
+    }
   }
+
+  // --- copies, by a warp each: token i of the bank ---
 
   SPECDEC_DEVICE void copy_new(const VerifyParams& p, const Place& at, int bank, int i, int part, int64_t n) const {
     const RawRow to = raw(bank, i);
@@ -236,6 +255,23 @@ class TokenStage {
     const Shared<float> to = ready(i);
     for (int c = lane(); c < kDK; c += 32) to.store(StateTile<Traits>::place(c), from.floats().load(c));
     prepare_gates(gate, from, to);
+  }
+
+  // By the block: the keys of a bank for the closed form, from the last token on. `log_decay` is one number, or
+  // [DK] placed with a gate per channel: the sum of g over the tokens of the banks before.
+  SPECDEC_DEVICE void prepare_closed(Gate gate, int bank, int tokens, bool first, const Shared<float>& log_decay) const {
+    const float before = kChannel || first || gate == Gate::kNone ? 0.0f : log_decay.load(0);
+    if constexpr (!kChannel) barrier();  // all have read it
+    for (int c = thread(); c < kDK; c += Traits::kThreads) {
+      const int placed = StateTile<Traits>::place(c);
+      float sum = kChannel && !first ? log_decay.load(placed) : before;
+      for (int i = 0; i < tokens; ++i) {
+        const float k = raw(bank, i).floats().load(c);
+        ready(i).store(placed, gate == Gate::kNone ? k : exp(sum) * k);
+        if (gate != Gate::kNone) sum += gates(bank, i).load(kChannel ? c : 0);
+      }
+      if (kChannel || c == 0) log_decay.store(kChannel ? placed : 0, sum);
+    }
   }
 
   // --- what the step reads ---

@@ -15,7 +15,7 @@ struct VerifySerial {
   static constexpr int kThreads = Traits::kThreads;
 
   static Launch shape(const Params& p) {
-    int64_t bytes = Stepper<Traits>::kSharedBytes + path_bytes(p);
+    int64_t bytes = Stepper<Traits>::shared_bytes(p);
     if (is_tree(p)) bytes += TreeWalk::kSharedBytes + slots(p) * Tile::kSavedFloats * int64_t{4};
     return {{static_cast<int32_t>(p.B * p.rec.HV * (p.rec.DV / Traits::kRows)), 1, 1}, bytes};
   }
