@@ -196,6 +196,11 @@ struct Problem {
     return p;
   }
 
+  // The backend under test.
+  virtual ~Problem() = default;
+  virtual Status call(const VerifyParams& p) const { return cpu::verify(p); }
+  virtual Status call(const CommitParams& p) const { return cpu::commit(p); }
+
   // Runs p (its output pointers are set here).
   Outputs run(VerifyParams p, Status expected = Status::kOk) const {
     const int64_t rows = p.B * p.N;
@@ -207,7 +212,7 @@ struct Problem {
     p.k_out = o.k.f32.data();
     p.u_out = o.u.f32.data();
     p.g_out = decays > 0 ? o.g.f32.data() : nullptr;
-    EXPECT_EQ(cpu::verify(p), expected);
+    EXPECT_EQ(call(p), expected);
     return o;
   }
 
