@@ -22,6 +22,7 @@ std::vector<Shape> shapes() {
       s.B = 2, s.N = 6, s.HK = 1, s.HV = 2, s.DK = 32, s.DV = 32;
       s.dtype = update == Update::kDelta ? DType::kBFloat16 : DType::kFloat16;
       s.qk_l2norm = update == Update::kDelta;
+      s.gap = update == Update::kDelta ? 8 : 5;  // rows of 16 bytes, and others
       all.push_back(s);
     }
   }
