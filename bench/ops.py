@@ -45,15 +45,19 @@ def machine() -> dict[str, Any]:
 
 
 PAUSE = 0.02  # seconds
-CALLS_A_TURN = 5
+WARM_UP = 0.003  # seconds
+CALLS_A_TURN = 10
 
 
-def interleaved(functions: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+def interleaved(
+    functions: dict[str, Callable[[], object]], seconds: float, *, libraries: bool = False
+) -> dict[str, float]:
     """Median microseconds of each function; they take turns for `seconds`, at least 5 turns.
 
-    The order rotates. In a turn a function runs several times, as a loop would call it, after a pause in
-    which the threads of the library before go to sleep (they spin for milliseconds) and a call that is not
-    timed.
+    The order rotates. In a turn a function runs back to back, as a model's layers call it, after a call that
+    is not timed. Where the functions belong to several `libraries`, a turn begins with a pause in which the
+    threads of the library before go to sleep (they spin for milliseconds), and calls are timed only after a
+    few milliseconds, when the library's own threads and the clock are up.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
@@ -62,8 +66,12 @@ def interleaved(functions: dict[str, Callable[[], object]], seconds: float) -> d
     while time.perf_counter() < stop or turns < 5:
         for name in order:
             function = functions[name]
-            time.sleep(PAUSE)
+            if libraries:
+                time.sleep(PAUSE)
+            warm = time.perf_counter() + (WARM_UP if libraries else 0.0)
             function()
+            while time.perf_counter() < warm:
+                function()
             for _ in range(CALLS_A_TURN):
                 begin = time.perf_counter()
                 function()
@@ -223,7 +231,7 @@ def headline_rows(seconds: float) -> list[dict[str, Any]]:
 
         require(run_peer(0), want, "torch_recurrent_gated_delta_rule")
         functions["hf"] = lambda: run_peer(work.next_layer())
-    us = interleaved(functions, seconds)
+    us = interleaved(functions, seconds, libraries=True)
 
     def row(name: str, ours: str, other: str, moved: int) -> dict[str, Any]:
         return {
@@ -262,8 +270,10 @@ def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
     def timed(strategy: str) -> Callable[[], object]:
         return lambda: work.verify(work.next_layer(), strategy)
 
-    us = interleaved({name: timed(name) for name in (*STRATEGIES, "auto")}, seconds)
-    winner = min(STRATEGIES, key=lambda name: us[name])
+    # On a chain hybrid is serial, by another name.
+    strategies = STRATEGIES if shape == "tree" else ("serial", "solve")
+    us = interleaved({name: timed(name) for name in (*strategies, "auto")}, seconds)
+    winner = min(strategies, key=lambda name: us[name])
     out, factors = work.verify(0)
     moved = bytes_of(work.states[0], *work.tokens, out, *factors)
     return {
@@ -273,7 +283,7 @@ def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
         "gb_per_s": moved / us["auto"] / 1e3,
         "ratio": us[winner] / us["auto"],
         "winner": winner,
-        "strategies_us": {name: us[name] for name in STRATEGIES},
+        "strategies_us": {name: us[name] for name in strategies},
     }
 
 
@@ -297,7 +307,8 @@ def print_strategies(console: Console, rows: list[dict[str, Any]]) -> None:
     for column in ("shape", *STRATEGIES, "auto", "winner", "auto/best"):
         table.add_column(column, justify="left" if column in ("shape", "winner") else "right")
     for row in rows:
-        times = [f"{row['strategies_us'][name]:.0f}" for name in STRATEGIES]
+        us = row["strategies_us"]
+        times = [f"{us[name]:.0f}" if name in us else "= serial" for name in STRATEGIES]
         table.add_row(row["shape"], *times, f"{row['us']:.0f}", row["winner"], f"{1 / row['ratio']:.2f}")
     console.print(table)
 

@@ -70,9 +70,7 @@ void commit_tile(const CommitParams& p, int64_t slot, int64_t hv, int64_t row, i
   const int64_t DK = p.rec.DK;
   State* state = static_cast<State*>(p.state.data) + slot * p.state.slot_stride + (hv * p.rec.DV + row) * DK;
   if (p.mode == CommitMode::kExact) {
-    const Ahead next{reinterpret_cast<const char*>(state + kRows * DK), kRows};
-    run_pass<kGate>(state, state,
-                    Pass{DK, rows, row, head.factors, m, nullptr, 0, nullptr, nullptr, 0, next});
+    fold_pass<kGate>(state, DK, row, rows, head.factors, m);
     return;
   }
   int64_t r = 0;

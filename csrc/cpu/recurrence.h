@@ -11,6 +11,8 @@
 // the vector width alone.
 #pragma once
 
+#include <type_traits>
+
 #include "parallel.h"
 #include "simd.h"
 #include "simd_math.h"
@@ -38,8 +40,6 @@ constexpr int kRows = Vec::kWidth / 2;
 
 // DK is a multiple of it: no vector reaches over the end of a row, on any instruction set.
 constexpr int64_t kKeyMultiple = 16;
-
-enum class Factors { kNone, kOne, kMany };
 
 namespace detail {
 
@@ -70,81 +70,101 @@ struct Ahead {
   int64_t rows = 0;          // of every block of kRows
 };
 
-// kR rows of `source` [kR, DK], DK known at compile time where kDK > 0; the advanced rows go to `target` (may
-// be `source`; null: nobody reads them). `row` is the first row's index in the head, sk and sq [kR] receive
-// the dots of `probe`.
-template <Gate kGate, int kR, int kDK, Factors kFactors, bool kDots, typename Source, typename Target>
-inline void step_rows(const Source* source, Target* target, int64_t dk, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq, const Ahead& ahead) {
+// Inlined by force: GCC takes a function that only prefetches for one without effect and drops its calls.
+SPECDEC_INLINE void fetch(const Ahead& ahead, int64_t DK, int64_t c, int64_t element) {
+  for (int64_t r = 0; r < ahead.rows; ++r) __builtin_prefetch(ahead.at + (r * DK + c) * element, 0, 2);
+}
+
+// Chunks [c, c + kC) of kR rows take `count` factors in token order. A row's chunk is one chain of dependent
+// operations, so several chunks are under way at once.
+template <Gate kGate, int kR, int kC, int kDK, typename Source, typename Target>
+SPECDEC_INLINE void fold_chunks(const Source* source, Target* target, int64_t dk, int64_t c,
+                                const Factor* factors, int64_t count, int64_t row) {
   const int64_t DK = kDK > 0 ? kDK : dk;
-  Vec sums[2 * kR];
-  if constexpr (kDots) {
-    for (int i = 0; i < 2 * kR; ++i) sums[i] = Vec::zero();
+  constexpr int kW = Vec::kWidth;
+  Vec s[kC][kR];
+  for (int i = 0; i < kC; ++i) {
+    for (int r = 0; r < kR; ++r) s[i][r] = Vec::load(source + r * DK + c + i * kW);
   }
-  Vec u[kR];
-  if constexpr (kFactors == Factors::kOne) {
-    for (int r = 0; r < kR; ++r) u[r] = Vec::set(factors[0].u[row + r]);
-  }
-  for (int64_t c = 0; c < DK; c += Vec::kWidth) {
-    Vec s[kR];
-    for (int r = 0; r < kR; ++r) s[r] = Vec::load(source + r * DK + c);
-    for (int64_t r = 0; r < ahead.rows; ++r) {
-      __builtin_prefetch(ahead.at + (r * DK + c) * static_cast<int64_t>(sizeof(Source)), 0, 2);
+  for (int64_t j = 0; j < count; ++j) {
+    const float* u = factors[j].u + row;
+    for (int i = 0; i < kC; ++i) {
+      for (int r = 0; r < kR; ++r) s[i][r] = detail::decayed<kGate>(s[i][r], factors[j].decay, c + i * kW);
     }
-    if constexpr (kFactors == Factors::kOne) {
-      const Vec k = Vec::load(factors[0].k + c);
-      for (int r = 0; r < kR; ++r) s[r] = fma(u[r], k, detail::decayed<kGate>(s[r], factors[0].decay, c));
-    }
-    if constexpr (kFactors == Factors::kMany) {
-      for (int64_t j = 0; j < count; ++j) {
-        const Vec k = Vec::load(factors[j].k + c);
-        const float* uj = factors[j].u + row;
-        for (int r = 0; r < kR; ++r) {
-          s[r] = fma(Vec::set(uj[r]), k, detail::decayed<kGate>(s[r], factors[j].decay, c));
-        }
-      }
-    }
-    if (target != nullptr) {
-      for (int r = 0; r < kR; ++r) s[r] = detail::written(target + r * DK + c, s[r]);
-    }
-    if constexpr (kDots) {
-      const Vec k = Vec::load(probe.k + c);
-      const Vec q = Vec::load(probe.q + c);
-      for (int r = 0; r < kR; ++r) {
-        if constexpr (kGate == Gate::kChannel) s[r] = detail::decayed<kGate>(s[r], probe.decay, c);
-        sums[r] = fma(s[r], k, sums[r]);
-        sums[kR + r] = fma(s[r], q, sums[kR + r]);
-      }
+    Vec k[kC];
+    for (int i = 0; i < kC; ++i) k[i] = Vec::load(factors[j].k + c + i * kW);
+    for (int r = 0; r < kR; ++r) {
+      const Vec ur = Vec::set(u[r]);
+      for (int i = 0; i < kC; ++i) s[i][r] = fma(ur, k[i], s[i][r]);
     }
   }
-  if constexpr (kDots) {
-    if constexpr (2 * kR == Vec::kWidth) {
-      float lanes[2 * kR];
-      hsum_all(sums).store(lanes);
-      std::memcpy(sk, lanes, kR * sizeof(float));
-      std::memcpy(sq, lanes + kR, kR * sizeof(float));
-    } else {
-      for (int r = 0; r < kR; ++r) {
-        sk[r] = hsum(sums[r]);
-        sq[r] = hsum(sums[kR + r]);
-      }
-    }
+  for (int i = 0; i < kC; ++i) {
+    for (int r = 0; r < kR; ++r) store(target + r * DK + c + i * kW, s[i][r]);
   }
 }
 
-// step_rows with the number of factors known only now.
-template <Gate kGate, int kR, int kDK, bool kDots, typename Source, typename Target>
-inline void step_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
-                      int64_t row, const Probe& probe, float* sk, float* sq, const Ahead& ahead) {
-  if (count == 0) {
-    step_rows<kGate, kR, kDK, Factors::kNone, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
-                                                     ahead);
-  } else if (count == 1) {
-    step_rows<kGate, kR, kDK, Factors::kOne, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
-                                                    ahead);
+// Few factors wait for memory, not for each other.
+constexpr int64_t kManyFactors = 4;
+
+// kR rows of `source` [kR, DK] take `count` factors and go to `target` (may be `source`). `row` is the first
+// row's index in the head.
+template <Gate kGate, int kR, int kDK, typename Source, typename Target>
+inline void fold_rows(const Source* source, Target* target, int64_t DK, const Factor* factors, int64_t count,
+                      int64_t row, const Ahead& ahead) {
+  constexpr int kW = Vec::kWidth;
+  int64_t c = 0;
+  if (count >= kManyFactors) {
+    for (; c + 2 * kW <= DK; c += 2 * kW) {
+      fetch(ahead, DK, c, sizeof(Source));
+      fold_chunks<kGate, kR, 2, kDK>(source, target, DK, c, factors, count, row);
+      fetch(ahead, DK, c + kW, sizeof(Source));
+    }
+  }
+  for (; c < DK; c += kW) {
+    fetch(ahead, DK, c, sizeof(Source));
+    fold_chunks<kGate, kR, 1, kDK>(source, target, DK, c, factors, count, row);
+  }
+}
+
+// The dots of `probe` with kR rows, after the one factor (kFactor) that leads to them; the advanced rows go
+// to `target` (kWrite; may be `source`). Row i's dots are lane i of sk and sq. DK is known at compile time
+// where kDK > 0.
+template <Gate kGate, int kR, int kDK, bool kFactor, bool kWrite, typename Source, typename Target>
+SPECDEC_INLINE void step_rows(const Source* source, Target* target, int64_t dk, const Factor& factor,
+                              int64_t row, const Probe& probe, Vec& sk, Vec& sq, const Ahead& ahead) {
+  const int64_t DK = kDK > 0 ? kDK : dk;
+  // Read once: the compiler cannot know that the stores below leave them alone.
+  const float *write = factor.k, *decay = factor.decay, *key = probe.k, *query = probe.q;
+  const float* probe_decay = probe.decay;
+  const Ahead next = ahead;
+  Vec sums[2 * kR], u[kR], a = Vec::zero();
+  for (int i = 0; i < 2 * kR; ++i) sums[i] = Vec::zero();
+  if constexpr (kFactor) {
+    for (int r = 0; r < kR; ++r) u[r] = Vec::set(factor.u[row + r]);
+    if constexpr (kGate == Gate::kHead) a = Vec::set(decay[0]);
+  }
+  for (int64_t c = 0; c < DK; c += Vec::kWidth) {
+    fetch(next, DK, c, sizeof(Source));
+    if constexpr (kFactor && kGate == Gate::kChannel) a = Vec::load(decay + c);
+    Vec wk = Vec::zero();
+    if constexpr (kFactor) wk = Vec::load(write + c);
+    const Vec k = Vec::load(key + c), q = Vec::load(query + c);
+    for (int r = 0; r < kR; ++r) {
+      Vec s = Vec::load(source + r * DK + c);
+      if constexpr (kFactor) s = fma(u[r], wk, kGate == Gate::kNone ? s : a * s);
+      if constexpr (kWrite) s = detail::written(target + r * DK + c, s);
+      if constexpr (kGate == Gate::kChannel) s = detail::decayed<kGate>(s, probe_decay, c);
+      sums[r] = fma(s, k, sums[r]);
+      sums[kR + r] = fma(s, q, sums[kR + r]);
+    }
+  }
+  if constexpr (2 * kR == Vec::kWidth) {
+    sk = hsum_all(sums);
+    sq = swap_halves(sk);
   } else {
-    step_rows<kGate, kR, kDK, Factors::kMany, kDots>(source, target, DK, factors, count, row, probe, sk, sq,
-                                                     ahead);
+    static_assert(kR == 1);
+    sk = Vec::set(hsum(sums[0]));
+    sq = Vec::set(hsum(sums[1]));
   }
 }
 
@@ -156,66 +176,109 @@ struct Pass {
   int64_t count;
   const Probe* probes;
   int64_t children;
-  float* sk;  // [children, sum_stride]
-  float* sq;
-  int64_t sum_stride;
-  Ahead ahead;  // laid out as the source of the pass
+  float* block;  // [kRows, DK], read where a state between factors and dots has no target
+  Ahead ahead;   // laid out as the source of the pass
 };
 
-// The first child is answered while its parent's rows are in registers, the others from the block just
-// written, which is still in the first cache: with two children or more and any factor, `target` must be
-// given.
-template <Gate kGate, int kR, int kDK, typename Source, typename Target>
-inline void run_block(const Source* source, Target* target, const Pass& p, int64_t r) {
-  source += r * p.DK;
-  if (target != nullptr) target += r * p.DK;
-  const Ahead ahead{p.ahead.at + r * p.DK * static_cast<int64_t>(sizeof(Source)), p.ahead.rows};
-  if (p.children == 0) {
-    if (p.count > 0) {
-      step_rows<kGate, kR, kDK, false>(source, target, p.DK, p.factors, p.count, p.row + r, Probe{}, nullptr,
-                                       nullptr, ahead);
-    }
-    return;
+inline Ahead at_block(const Ahead& ahead, int64_t r, int64_t DK, int64_t element) {
+  return {ahead.at + r * DK * element, ahead.rows};
+}
+
+// Calls f(rows, r) on blocks of kRows rows, then on single ones; `rows` is a type.
+template <typename F>
+SPECDEC_INLINE void for_blocks(int64_t rows, F&& f) {
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows) f(std::integral_constant<int, kRows>{}, r);
+  for (; r < rows; ++r) f(std::integral_constant<int, 1>{}, r);
+}
+
+// One factor, one child: a token of a chain.
+template <Gate kGate, int kDK, bool kWrite, typename Source, typename Target, typename Answer>
+__attribute__((noinline)) void chain_pass(const Source* source, Target* target, const Pass& p,
+                                          Answer&& answer) {
+  const int64_t DK = kDK > 0 ? kDK : p.DK;
+  const Factor factor = p.factors[0];
+  const Probe probe = p.probes[0];
+  for_blocks(p.rows, [&](auto rows, int64_t r) {
+    Vec sk, sq;
+    step_rows<kGate, decltype(rows)::value, kDK, true, kWrite>(
+        source + r * DK, kWrite ? target + r * DK : nullptr, DK, factor, p.row + r, probe, sk, sq,
+        at_block(p.ahead, r, DK, sizeof(Source)));
+    answer(0, r, rows, sk, sq);
+  });
+}
+
+template <Gate kGate, int kDK, int kR, typename Source, typename Answer>
+inline void answer_block(const Source* source, const Pass& p, int64_t r, const Ahead& ahead,
+                         Answer&& answer) {
+  for (int64_t c = 0; c < p.children; ++c) {
+    Vec sk, sq;
+    step_rows<kGate, kR, kDK, false, false>(source, static_cast<float*>(nullptr), p.DK, Factor{}, 0,
+                                            p.probes[c], sk, sq, c == 0 ? ahead : Ahead{});
+    answer(c, r, kR, sk, sq);
   }
-  step_rows<kGate, kR, kDK, true>(source, target, p.DK, p.factors, p.count, p.row + r, p.probes[0], p.sk + r,
-                                  p.sq + r, ahead);
-  const auto answer = [&](const auto* rows, int64_t c) {
-    step_rows<kGate, kR, kDK, Factors::kNone, true>(rows, static_cast<float*>(nullptr), p.DK, nullptr, 0, 0,
-                                                    p.probes[c], p.sk + c * p.sum_stride + r,
-                                                    p.sq + c * p.sum_stride + r, Ahead{});
-  };
-  for (int64_t c = 1; c < p.children; ++c) {
-    if (target != nullptr) {
-      answer(target, c);
+}
+
+// Any number of factors and children: the children are answered from the block that the factors just wrote,
+// which is in the first cache.
+template <Gate kGate, int kDK, typename Source, typename Target, typename Answer>
+__attribute__((noinline)) void tree_pass(const Source* source, Target* target, const Pass& p,
+                                         Answer&& answer) {
+  const int64_t DK = kDK > 0 ? kDK : p.DK;
+  for_blocks(p.rows, [&](auto rows, int64_t r) {
+    constexpr int kR = decltype(rows)::value;
+    const Source* from = source + r * DK;
+    const Ahead ahead = at_block(p.ahead, r, DK, sizeof(Source));
+    if (p.count == 0) {
+      answer_block<kGate, kDK, kR>(from, p, r, ahead, answer);
+    } else if (target != nullptr) {
+      fold_rows<kGate, kR, kDK>(from, target + r * DK, p.DK, p.factors, p.count, p.row + r, ahead);
+      answer_block<kGate, kDK, kR>(target + r * DK, p, r, Ahead{}, answer);
     } else {
-      answer(source, c);
+      fold_rows<kGate, kR, kDK>(from, p.block, p.DK, p.factors, p.count, p.row + r, ahead);
+      answer_block<kGate, kDK, kR>(p.block, p, r, Ahead{}, answer);
     }
-  }
+  });
 }
 
-template <Gate kGate, int kDK, typename Source, typename Target>
-inline void run_blocks(const Source* source, Target* target, const Pass& p) {
-  for (int64_t r = 0; r + kRows <= p.rows; r += kRows) run_block<kGate, kRows, kDK>(source, target, p, r);
+// Calls f with DK as a type where it is one of the usual head sizes, with 0 otherwise: compiled in, the
+// addresses of a block's rows are constants away from one pointer.
+template <typename F>
+inline void visit_width(int64_t DK, F&& f) {
+  if (DK == 64) return f(std::integral_constant<int, 64>{});
+  if (DK == 128) return f(std::integral_constant<int, 128>{});
+  if (DK == 256) return f(std::integral_constant<int, 256>{});
+  f(std::integral_constant<int, 0>{});
 }
 
-// The usual head sizes are compiled in: the addresses of a block's rows are then constants away from one
-// pointer.
-template <Gate kGate, typename Source, typename Target>
-inline void run_pass(const Source* source, Target* target, const Pass& p) {
-  switch (p.DK) {
-    case 64:
-      run_blocks<kGate, 64>(source, target, p);
-      break;
-    case 128:
-      run_blocks<kGate, 128>(source, target, p);
-      break;
-    case 256:
-      run_blocks<kGate, 256>(source, target, p);
-      break;
-    default:
-      run_blocks<kGate, 0>(source, target, p);
-  }
-  for (int64_t r = p.rows / kRows * kRows; r < p.rows; ++r) run_block<kGate, 1, 0>(source, target, p, r);
+// answer(child, r, rows, sk, sq) ends a token's step on `rows` rows from row r of the pass: right after their
+// dots, so that the next block is under way meanwhile.
+template <Gate kGate, typename Source, typename Target, typename Answer>
+inline void run_pass(const Source* source, Target* target, const Pass& p, Answer&& answer) {
+  visit_width(p.DK, [&](auto width) {
+    constexpr int kDK = decltype(width)::value;
+    if (p.count != 1 || p.children != 1) {
+      tree_pass<kGate, kDK>(source, target, p, answer);
+    } else if (target != nullptr) {
+      chain_pass<kGate, kDK, true>(source, target, p, answer);
+    } else {
+      chain_pass<kGate, kDK, false>(source, target, p, answer);
+    }
+  });
+}
+
+// Rows [row, row + rows) of a durable state take `count` factors in place; the next block is fetched.
+template <Gate kGate, typename State>
+inline void fold_pass(State* state, int64_t DK, int64_t row, int64_t rows, const Factor* factors,
+                      int64_t count) {
+  visit_width(DK, [&](auto width) {
+    for_blocks(rows, [&](auto block_rows, int64_t r) {
+      constexpr int kR = decltype(block_rows)::value;
+      State* block = state + r * DK;
+      const Ahead next{reinterpret_cast<const char*>(block + kR * DK), kR};
+      fold_rows<kGate, kR, decltype(width)::value>(block, block, DK, factors, count, row + r, next);
+    });
+  });
 }
 
 template <Gate kGate>

@@ -22,7 +22,11 @@ template <typename T>
 inline Vec load_some(const T* p, int64_t count) {
   if (count == Vec::kWidth) return Vec::load(p);
   T lanes[Vec::kWidth] = {};
-  std::memcpy(lanes, p, count * sizeof(T));
+  if (count == Vec::kWidth / 2) {  // of a known size: no call
+    std::memcpy(lanes, p, Vec::kWidth / 2 * sizeof(T));
+  } else {
+    std::memcpy(lanes, p, count * sizeof(T));
+  }
   return Vec::load(lanes);
 }
 
@@ -31,8 +35,24 @@ inline void store_some(T* p, Vec a, int64_t count) {
   if (count == Vec::kWidth) return store(p, a);
   T lanes[Vec::kWidth];
   store(lanes, a);
-  std::memcpy(p, lanes, count * sizeof(T));
+  if (count == Vec::kWidth / 2) {
+    std::memcpy(p, lanes, Vec::kWidth / 2 * sizeof(T));
+  } else {
+    std::memcpy(p, lanes, count * sizeof(T));
+  }
 }
+
+#if defined(__AVX512F__)
+// Halves by their own width: a masked access keeps a store from being forwarded to a load.
+inline Vec load_some(const float* p, int64_t count) {
+  if (count == Vec::kWidth / 2) return {_mm512_zextps256_ps512(_mm256_loadu_ps(p))};
+  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p)};
+}
+inline void store_some(float* p, Vec a, int64_t count) {
+  if (count == Vec::kWidth / 2) return _mm256_storeu_ps(p, _mm512_castps512_ps256(a.x));
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), a.x);
+}
+#endif
 
 // f(i, count) for the vectors of [0, n): count is the width, less for the last one.
 template <typename F>

@@ -23,6 +23,9 @@
 #error "kernel files are built through SPECDEC_CPU_KERNELS (CMakeLists.txt), which defines SPECDEC_ISA"
 #endif
 
+// Where a call would pass its vectors through memory.
+#define SPECDEC_INLINE inline __attribute__((always_inline))
+
 namespace specdec::cpu::SPECDEC_ISA {
 
 struct bf16 {

@@ -27,12 +27,14 @@ inline __m512 fold_four(const Vec* v, int i) {  // lane j: v[4 j + i] folded to 
 }  // namespace detail
 
 // Lane i of the result is hsum(v[i]).
-inline Vec hsum_all(const Vec (&v)[16]) {
+SPECDEC_INLINE Vec hsum_all(const Vec (&v)[16]) {
   using namespace detail;
   const __m512 a = fold_pairs(fold_four(v, 0), fold_four(v, 1));
   const __m512 b = fold_pairs(fold_four(v, 2), fold_four(v, 3));
   return {fold_singles(a, b)};
 }
+
+inline Vec swap_halves(Vec a) { return {_mm512_shuffle_f32x4(a.x, a.x, 0x4e)}; }
 
 #elif defined(__AVX2__)
 
@@ -48,18 +50,26 @@ inline __m256 fold_singles(__m256 a, __m256 b) {
 }
 }  // namespace detail
 
-inline Vec hsum_all(const Vec (&v)[8]) {
+SPECDEC_INLINE Vec hsum_all(const Vec (&v)[8]) {
   using namespace detail;
   const __m256 a = fold_pairs(fold_halves(v[0].x, v[4].x), fold_halves(v[1].x, v[5].x));
   const __m256 b = fold_pairs(fold_halves(v[2].x, v[6].x), fold_halves(v[3].x, v[7].x));
   return {fold_singles(a, b)};
 }
 
+inline Vec swap_halves(Vec a) { return {_mm256_permute2f128_ps(a.x, a.x, 0x01)}; }
+
 #else
 
-inline Vec hsum_all(const Vec (&v)[8]) {
+SPECDEC_INLINE Vec hsum_all(const Vec (&v)[8]) {
   Vec out;
   for (int i = 0; i < 8; ++i) out.x[i] = hsum(v[i]);
+  return out;
+}
+
+inline Vec swap_halves(Vec a) {
+  Vec out;
+  for (int i = 0; i < 8; ++i) out.x[i] = a.x[(i + 4) % 8];
   return out;
 }
 

@@ -10,6 +10,7 @@ void plan_chain(int nodes, int prefix, VerifyPlan* plan) {
   const auto replayed = static_cast<int16_t>(nodes > 0 ? prefix : 0);
   for (int i = 0; i < replayed + nodes - 1; ++i) plan->factors[i] = static_cast<int16_t>(i);
   for (int i = 0; i < nodes; ++i) plan->children[i] = static_cast<int16_t>(prefix + i);
+  plan->factors_count = nodes > 0 ? replayed + nodes - 1 : 0;
   plan->steps_count = nodes > 0 ? nodes : 1;
   plan->slots = 0;
   int16_t source = VerifyPlan::kDurable;
@@ -95,6 +96,7 @@ void plan_tree(const TreeSchedule& tree, const int16_t* walk, VerifyPlan* plan) 
     node = walk[at++];
   }
   plan->steps_count = steps;
+  plan->factors_count = factors;
   plan->slots = slots.most();
 }
 

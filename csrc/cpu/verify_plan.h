@@ -25,6 +25,7 @@ struct VerifyPlan {
 
   int steps_count = 0;
   int slots = 0;  // tile slots in use
+  int factors_count = 0;
   PlanStep steps[kMaxSerialNodes + 1];
   int16_t factors[kMaxSerialNodes];   // nodes whose factors are applied, each at most once
   int16_t children[kMaxSerialNodes];  // new nodes, each exactly once

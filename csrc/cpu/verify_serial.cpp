@@ -6,6 +6,7 @@
 
 #include "parallel.h"
 #include "path.h"
+#include "rows.h"
 #include "scratch.h"
 #include "stage.h"
 #include "verify_plan.h"
@@ -14,10 +15,21 @@ namespace specdec::cpu::SPECDEC_ISA {
 
 namespace {
 
-constexpr int64_t kTileBytes = 16 * 1024;    // of float32 state: leaves room in L1 for k and q
+constexpr int64_t kTileBytes = 16 * 1024;  // of float32 state: leaves room in L1 for k and q
+// Floats between states and tokens: a chunk of k or q at the low address bits of a state chunk that was just
+// stored would wait for the store (4 KiB aliasing).
+constexpr int64_t kApart = 64;
 constexpr int64_t kStreamBytes = 64 * 1024;  // of a tile that is read once
 
-// What a thread prepared for its current sequence and head.
+// What ends the steps of one token in one value head.
+struct Token {
+  const void* v;  // [DV]
+  float* u;       // [DV]
+  void* out;      // [DV]
+  float beta, decay, kq;
+};
+
+// What a thread prepared for its current sequence and head. Steps of the plan read ranges of the lists.
 struct Workspace {
   float* k;             // [N, DK]
   float* q;             // [N, DK], scaled
@@ -25,10 +37,11 @@ struct Workspace {
   float* decay;         // [N, decay_size]
   float* stored_decay;  // [prefix nodes or pending factors, decay_size]
   Factor* pending;      // [pending factors]
-  Factor* nodes;        // [prefix nodes, then new nodes]
-  float* sk;            // [children, sum_stride]
-  float* sq;
-  float* slots;  // [slots, rows, DK]
+  Factor* factors;      // [prefix nodes + new nodes], as VerifyPlan::factors
+  Probe* probes;        // [new nodes], as VerifyPlan::children
+  Token* tokens;        // [new nodes], as VerifyPlan::children
+  float* block;         // [kRows, DK]
+  float* slots;         // [slots, rows, DK]
 };
 
 struct Sequence {
@@ -46,30 +59,16 @@ Sequence sequence_of(const VerifyParams& p, int64_t b) {
   return s;
 }
 
-// Rows [row, row + count) of one value head: the end of a token's step.
+// Rows [row, row + count), at most a vector of them, from the dots of the parent's state.
 template <Update kUpdate, typename T>
-void finish(const VerifyParams& p, int64_t b, int64_t n, int64_t hv, int64_t row, int64_t count, float decay,
-            float kq, const float* sk, const float* sq) {
-  const T* v = static_cast<const T*>(p.v) + b * p.v_stride.b + n * p.v_stride.n + hv * p.v_stride.h + row;
-  const int64_t at = ((b * p.N + n) * p.rec.HV + hv) * p.rec.DV + row;
-  float* u = p.u_out + at;
-  T* out = static_cast<T*>(p.out) + at;
-  const float beta = kUpdate == Update::kDelta
-                         ? p.beta[b * p.beta_stride.b + n * p.beta_stride.n + hv * p.beta_stride.h]
-                         : 0.0f;
-  int64_t r = 0;
-  for (; r + Vec::kWidth <= count; r += Vec::kWidth) {
-    Vec write = Vec::load(v + r);
-    if (kUpdate == Update::kDelta) write = Vec::set(beta) * (write - Vec::set(decay) * Vec::load(sk + r));
-    write.store(u + r);
-    store(out + r, Vec::set(decay) * Vec::load(sq + r) + write * Vec::set(kq));
+inline void finish(const Token& token, int64_t row, int64_t count, Vec sk, Vec sq) {
+  Vec u = load_some(static_cast<const T*>(token.v) + row, count);
+  if (kUpdate == Update::kDelta) {
+    u = Vec::set(token.beta) * (u - Vec::set(token.decay) * sk);
   }
-  for (; r < count; ++r) {
-    float write = to_float(v[r]);
-    if (kUpdate == Update::kDelta) write = beta * (write - decay * sk[r]);
-    u[r] = write;
-    out[r] = from_float<T>(decay * sq[r] + write * kq);
-  }
+  store_some(token.u + row, u, count);
+  const Vec out = Vec::set(token.decay) * sq + u * Vec::set(token.kq);
+  store_some(static_cast<T*>(token.out) + row, out, count);
 }
 
 using Finish = decltype(&finish<Update::kDelta, float>);
@@ -86,7 +85,6 @@ class Verifier {
       : p_(p),
         rows_(rows),
         tiles_((p.rec.DV + rows - 1) / rows),
-        sum_stride_(round_up(rows, Vec::kWidth)),
         decays_(decay_size(p.rec)),
         prefix_(p.has_prefix ? p.prefix.nodes : 0),
         finish_(visit_dtype(p.dtype, [&](auto tag) { return finish_for<decltype(tag)>(p.rec.update); })) {}
@@ -140,7 +138,7 @@ class Verifier {
         stage_rows(p_, s.b, 0, s.length, hk, w.k, w.q);
         for (int64_t n = 0; n < s.length; ++n) w.kq[n] = dot(w.k + n * DK, w.q + n * DK, DK);
       }
-      if (hv != staged_hv) stage_head(s, hv, w);
+      if (hv != staged_hv) stage_head(s, hv, plan, w);
       staged_hk = hk;
       staged_hv = hv;
       if (s.slot >= 0) run_tile(s, hv, row, rows, plan, w);
@@ -154,11 +152,14 @@ class Verifier {
     const int64_t stored = prefix_ + s.pending_count;
     const int64_t line = 16;  // floats of a cache line
     const int64_t keys = round_up(N * DK, line), decays = round_up(N * decays_, line);
-    const int64_t stored_decays = round_up(stored * decays_, line), sums = N * sum_stride_;
-    const int64_t records =
-        round_up((stored + prefix_ + N) * static_cast<int64_t>(sizeof(Factor) / sizeof(float)), line);
-    float* at = thread_scratch(2 * keys + round_up(N, line) + decays + stored_decays + records + 2 * sums +
-                               plan.slots * rows_ * DK);
+    const int64_t stored_decays = round_up(stored * decays_, line);
+    const auto records = [&](int64_t count, size_t bytes) {
+      return round_up(count * static_cast<int64_t>(bytes / sizeof(float)), line);
+    };
+    const int64_t factors = records(stored + N, sizeof(Factor));
+    const int64_t probes = records(N, sizeof(Probe)), tokens = records(N, sizeof(Token));
+    float* at = thread_scratch((plan.slots * rows_ + kRows) * DK + kApart + 2 * keys + round_up(N, line) +
+                               decays + stored_decays + factors + probes + tokens);
     const auto take = [&at](int64_t count) {
       float* part = at;
       at += count;
@@ -166,33 +167,49 @@ class Verifier {
     };
     Workspace w;
     w.slots = take(plan.slots * rows_ * DK);
+    w.block = take(kRows * DK);
+    take(kApart);
     w.k = take(keys);
     w.q = take(keys);
     w.kq = take(round_up(N, line));
     w.decay = take(decays);
     w.stored_decay = take(stored_decays);
-    w.pending = reinterpret_cast<Factor*>(take(records));
-    w.nodes = w.pending + s.pending_count;
-    w.sk = take(sums);
-    w.sq = take(sums);
+    w.pending = reinterpret_cast<Factor*>(take(factors));
+    w.factors = w.pending + s.pending_count;
+    w.probes = reinterpret_cast<Probe*>(take(probes));
+    w.tokens = reinterpret_cast<Token*>(take(tokens));
     return w;
   }
 
-  // Decays and factor addresses of value head hv.
-  void stage_head(const Sequence& s, int64_t hv, const Workspace& w) const {
+  // Decays, factors, probes and tokens of value head hv.
+  void stage_head(const Sequence& s, int64_t hv, const VerifyPlan& plan, const Workspace& w) const {
+    const int64_t DK = p_.rec.DK;
     stage_decays(p_, s.b, 0, s.length, hv, w.decay);
     for (int64_t i = 0; i < s.pending_count; ++i) {
       w.pending[i] = stored_factor(p_.rec, p_.pending, s.b, path_node(p_.pending_path, s.b, i), hv,
                                    w.stored_decay + i * decays_);
     }
     if (s.slot < 0) return;
-    for (int64_t i = 0; i < prefix_; ++i) {
-      w.nodes[i] = stored_factor(p_.rec, p_.prefix, s.b, i, hv, w.stored_decay + i * decays_);
+    const auto row_of = [&](int64_t n) { return ((s.b * p_.N + n) * p_.rec.HV + hv) * p_.rec.DV; };
+    for (int i = 0; i < plan.factors_count; ++i) {
+      const int64_t node = plan.factors[i], n = node - prefix_;
+      w.factors[i] = n < 0 ? stored_factor(p_.rec, p_.prefix, s.b, node, hv, w.stored_decay + node * decays_)
+                           : Factor{p_.u_out + row_of(n), w.k + n * DK, w.decay + n * decays_};
     }
-    for (int64_t n = 0; n < s.length; ++n) {
-      w.nodes[prefix_ + n] = Factor{p_.u_out + ((s.b * p_.N + n) * p_.rec.HV + hv) * p_.rec.DV,
-                                    w.k + n * p_.rec.DK, w.decay + n * decays_};
-    }
+    visit_dtype(p_.dtype, [&](auto tag) {
+      using T = decltype(tag);
+      for (int64_t i = 0; i < s.length; ++i) {
+        const int64_t n = plan.children[i] - prefix_;
+        const auto in = [&](const Strides& stride) { return s.b * stride.b + n * stride.n + hv * stride.h; };
+        w.probes[i] = Probe{w.k + n * DK, w.q + n * DK, w.decay + n * decays_};
+        w.tokens[i] = Token{static_cast<const T*>(p_.v) + in(p_.v_stride),
+                            p_.u_out + row_of(n),
+                            static_cast<T*>(p_.out) + row_of(n),
+                            p_.beta != nullptr ? p_.beta[in(p_.beta_stride)] : 0.0f,
+                            kGate == Gate::kHead ? w.decay[n] : 1.0f,
+                            w.kq[n]};
+      }
+    });
   }
 
   void run_tile(const Sequence& s, int64_t hv, int64_t row, int64_t rows, const VerifyPlan& plan,
@@ -201,43 +218,40 @@ class Verifier {
     State* durable =
         static_cast<State*>(p_.state.data) + s.slot * p_.state.slot_stride + (hv * p_.rec.DV + row) * DK;
     const auto slot = [&](int16_t i) { return i >= 0 ? w.slots + i * rows_ * DK : nullptr; };
-    Factor factors[kMaxSerialNodes];
-    Probe probes[kMaxSerialNodes];
     for (int i = 0; i < plan.steps_count; ++i) {
       const PlanStep& step = plan.steps[i];
-      const int16_t* children = plan.children + step.first_child;
-      for (int j = 0; j < step.factors; ++j) factors[j] = w.nodes[plan.factors[step.first_factor + j]];
-      for (int c = 0; c < step.children; ++c) {
-        const int64_t n = children[c] - prefix_;
-        probes[c] = Probe{w.k + n * DK, w.q + n * DK, w.decay + n * decays_};
-      }
+      const bool fold = i == 0 && s.pending_count > 0;
       const Pass pass{DK,
                       rows,
                       row,
-                      factors,
-                      step.factors,
-                      probes,
+                      fold ? w.pending : w.factors + step.first_factor,
+                      fold ? s.pending_count : step.factors,
+                      w.probes + step.first_child,
                       step.children,
-                      w.sk,
-                      w.sq,
-                      sum_stride_,
+                      w.block,
                       ahead_of(durable, rows, i, plan)};
-      if (i == 0 && s.pending_count > 0) {
-        Pass fold = pass;
-        fold.factors = w.pending;
-        fold.count = s.pending_count;
-        run_pass<kGate>(durable, durable, fold);
+      const Token* tokens = w.tokens + step.first_child;
+      for (int c = 0; c < step.children; ++c) fetch_token(tokens[c], row + rows);
+      const auto answer = [&](int64_t child, int64_t r, int64_t count, Vec sk, Vec sq) {
+        finish_(tokens[child], row + r, count, sk, sq);
+      };
+      if (fold) {
+        run_pass<kGate>(durable, durable, pass, answer);
       } else if (step.source >= 0) {
-        run_pass<kGate>(slot(step.source), slot(step.target), pass);
+        run_pass<kGate>(slot(step.source), slot(step.target), pass, answer);
       } else {
-        run_pass<kGate>(durable, slot(step.target), pass);
-      }
-      for (int c = 0; c < step.children; ++c) {
-        const int64_t n = children[c] - prefix_;
-        finish_(p_, s.b, n, hv, row, rows, kGate == Gate::kHead ? w.decay[n] : 1.0f, w.kq[n],
-                w.sk + c * sum_stride_, w.sq + c * sum_stride_);
+        run_pass<kGate>(durable, slot(step.target), pass, answer);
       }
     }
+  }
+
+  // What a step ends with lies a head apart from token to token and was last touched a layer ago: a miss
+  // would hold up the next token, a missed store every store behind it.
+  void fetch_token(const Token& token, int64_t row) const {
+    const int64_t size = p_.dtype == DType::kFloat32 ? 4 : 2;
+    __builtin_prefetch(static_cast<const char*>(token.v) + row * size, 0, 3);
+    __builtin_prefetch(token.u + row, 1, 3);
+    __builtin_prefetch(static_cast<const char*>(token.out) + row * size, 1, 3);
   }
 
   // A lone pass streams and fetches its next block. Where more passes follow, they share the rows of the next
@@ -254,14 +268,15 @@ class Verifier {
   }
 
   const VerifyParams& p_;
-  const int64_t rows_, tiles_, sum_stride_, decays_, prefix_;
+  const int64_t rows_, tiles_, decays_, prefix_;
   const Finish finish_;
 };
 
 template <Gate kGate, typename State>
 void verify_all(const VerifyParams& p) {
   const bool once = p.N <= 1 && !p.has_prefix;
-  const int64_t rows = tile_rows(p.rec, p.B, once ? kStreamBytes : kTileBytes);
+  const int64_t bytes = once ? kStreamBytes : kTileBytes;
+  const int64_t rows = tile_rows(p.rec, p.B, bytes);
   const Verifier<kGate, State> verifier(p, rows);
   const int64_t units = verifier.units();
   parallel_ranges(units, units * rows * p.rec.DK,

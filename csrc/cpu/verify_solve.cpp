@@ -197,14 +197,13 @@ class Solver {
   const float* advance_state(int64_t hv, int64_t row, int64_t rows) {
     const int64_t offset = slot_ * p_.state.slot_stride + (hv * p_.rec.DV + row) * DK_;
     if (pending_count_ > 0) {
-      const Pass pass{DK_, rows, row, pending(), pending_count_, nullptr, 0, nullptr, nullptr, 0, {}};
       visit_gate(p_.rec.gate, [&](auto gate) {
         if (p_.state.dtype == DType::kBFloat16) {
-          bf16* durable = static_cast<bf16*>(p_.state.data) + offset;
-          run_pass<decltype(gate)::value>(durable, durable, pass);
+          fold_pass<decltype(gate)::value>(static_cast<bf16*>(p_.state.data) + offset, DK_, row, rows,
+                                           pending(), pending_count_);
         } else {
-          float* durable = static_cast<float*>(p_.state.data) + offset;
-          run_pass<decltype(gate)::value>(durable, durable, pass);
+          fold_pass<decltype(gate)::value>(static_cast<float*>(p_.state.data) + offset, DK_, row, rows,
+                                           pending(), pending_count_);
         }
       });
     }
