@@ -28,17 +28,19 @@ struct Shape {
   DType dtype = DType::kFloat32;
   DType state = DType::kFloat32;
   bool qk_l2norm = true;
+  int64_t gap = 5;  // elements of poison between two tokens of an input
 };
 
 // A [B, N, H, D] tensor inside a wider buffer: every row is followed by poison.
 struct Tensor {
   Buffer buffer;
   Strides stride;
+  int64_t heads = 0;
 
   Tensor() = default;
-  Tensor(DType dtype, int64_t B, int64_t N, int64_t H, int64_t D) {
-    stride = {(N + 1) * (H * D + 5), H * D + 5, D};
-    buffer = Buffer(dtype, B * stride.b);
+  Tensor(DType dtype, const Shape& s, int64_t H, int64_t D) : heads(H) {
+    stride = {(s.N + 1) * (H * D + s.gap), H * D + s.gap, D};
+    buffer = Buffer(dtype, s.B * stride.b);
   }
   int64_t at(int64_t b, int64_t n, int64_t h, int64_t d = 0) const {
     return b * stride.b + n * stride.n + h * stride.h + d;
@@ -61,13 +63,13 @@ struct Problem {
 
   Problem(const Shape& s, uint32_t seed) : shape(s), random(seed) {
     decays = s.gate == Gate::kNone ? 0 : s.gate == Gate::kHead ? 1 : s.DK;
-    q = fill(Tensor(s.dtype, s.B, s.N, s.HK, s.DK), [&] { return uniform(-1.0f, 1.0f); });
+    q = fill(Tensor(s.dtype, s, s.HK, s.DK), [&] { return uniform(-1.0f, 1.0f); });
     // Keys of at most unit length keep the delta rule stable.
     const float unit = s.qk_l2norm ? 3.0f : 1.0f / std::sqrt(static_cast<float>(s.DK));
-    k = fill(Tensor(s.dtype, s.B, s.N, s.HK, s.DK), [&] { return unit * uniform(-1.0f, 1.0f); });
-    v = fill(Tensor(s.dtype, s.B, s.N, s.HV, s.DV), [&] { return uniform(-1.0f, 1.0f); });
+    k = fill(Tensor(s.dtype, s, s.HK, s.DK), [&] { return unit * uniform(-1.0f, 1.0f); });
+    v = fill(Tensor(s.dtype, s, s.HV, s.DV), [&] { return uniform(-1.0f, 1.0f); });
     if (decays > 0) {
-      g = fill(Tensor(DType::kFloat32, s.B, s.N, s.HV, decays), [&] {
+      g = fill(Tensor(DType::kFloat32, s, s.HV, decays), [&] {
         // Mostly mild, some strong, some saturated.
         const float pick = uniform(0.0f, 1.0f);
         if (pick < 0.01f) return -std::numeric_limits<float>::infinity();
@@ -75,7 +77,7 @@ struct Problem {
       });
     }
     if (s.update == Update::kDelta) {
-      beta = fill(Tensor(DType::kFloat32, s.B, s.N, s.HV, 1), [&] { return uniform(0.0f, 1.9f); });
+      beta = fill(Tensor(DType::kFloat32, s, s.HV, 1), [&] { return uniform(0.0f, 1.9f); });
     }
     pool = s.B + 2;
     slots.resize(pool);
@@ -100,10 +102,9 @@ struct Problem {
 
   template <typename F>
   Tensor fill(Tensor t, F&& next) {
-    const int64_t heads = (t.stride.n - 5) / t.stride.h;
     for (int64_t b = 0; b < shape.B; ++b) {
       for (int64_t n = 0; n < shape.N; ++n) {
-        for (int64_t i = 0; i < heads * t.stride.h; ++i) t.buffer.set(t.at(b, n, 0, i), next());
+        for (int64_t i = 0; i < t.heads * t.stride.h; ++i) t.buffer.set(t.at(b, n, 0, i), next());
       }
     }
     return t;
@@ -137,6 +138,11 @@ struct Problem {
     return p;
   }
 
+  // The backend under test.
+  virtual ~Problem() = default;
+  virtual Status call(const VerifyParams& p) const { return cpu::verify(p); }
+  virtual Status call(const CommitParams& p) const { return cpu::commit(p); }
+
   // Runs p (its output pointers are set here).
   Outputs run(VerifyParams p, Status expected = Status::kOk) const {
     const int64_t rows = p.B * p.N;
@@ -148,7 +154,7 @@ struct Problem {
     p.k_out = o.k.f32.data();
     p.u_out = o.u.f32.data();
     p.g_out = decays > 0 ? o.g.f32.data() : nullptr;
-    EXPECT_EQ(cpu::verify(p), expected);
+    EXPECT_EQ(call(p), expected);
     return o;
   }
 
