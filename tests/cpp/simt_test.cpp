@@ -298,7 +298,7 @@ void operations(const TestBuffers& p, SharedArena shared) {
   if (warp() == 0) warp_barrier();
   barrier(1, 64);
   if (any(d[0] > 0.0f)) d[0] = shuffle_down(d[0], 1);
-  Global<float>(p.out).store_vec<4>(4 * thread(), Pack<float, 4>{{d[0], d[1], d[2], d[3]}});
+  Global<float>(p.out).store_vec<4>(256 * block().x + 4 * thread(), Pack<float, 4>{{d[0], d[1], d[2], d[3]}});
 }
 
 TEST(SimtCounts, Operations) {
