@@ -1,5 +1,5 @@
-// The CUDA backend's entry points. Each checks what its kernels may assume, chooses the instance and starts it
-// on the stream: no allocation, no wait, so that calls can be captured in a CUDA graph.
+// The CUDA backend's entry points. Each checks what its kernels may assume, chooses the instance and starts
+// it on the stream: no allocation, no wait, so that calls can be captured in a CUDA graph.
 #pragma once
 
 #include <cstdint>
