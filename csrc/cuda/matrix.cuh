@@ -1,8 +1,8 @@
 // Products of small matrices on tensor cores, from float32 operands in shared memory, in a named precision.
 //
-// The unit is a tile of 16 x 8 with 16 terms. An operand is read with scalar loads at any strides, so that one
-// routine serves a matrix and its transpose; rows of 4 (mod 32) or 8 (mod 32) floats make the loads free of
-// bank conflicts along either side.
+// The unit is a tile of 16 x 8 with 16 terms. An operand is read with scalar loads at any strides, so that
+// one routine serves a matrix and its transpose; rows of 4 (mod 32) or 8 (mod 32) floats make the loads free
+// of bank conflicts along either side.
 #pragma once
 
 #include "primitives.cuh"
@@ -64,7 +64,8 @@ SPECDEC_DEVICE void multiply_add(float (&d)[4], const FragmentA& a, const Fragme
       SPECDEC_UNROLL
       for (int r = 0; r < 2; ++r) b_high[r] = to_tf32(b.x[h][r]);
       if constexpr (kPrecision == Precision::kTf32x3) {
-        // x = high + low up to 2^-22 x; the product of the low parts is as small and left out. Small terms first.
+        // x = high + low up to 2^-22 x; the product of the low parts is as small and left out. Small terms
+        // first.
         float a_low[4], b_low[2];
         SPECDEC_UNROLL
         for (int r = 0; r < 4; ++r) a_low[r] = to_tf32(a.x[h][r] - a_high[r]);

@@ -1,9 +1,10 @@
-// Prefill: a sequence runs through chunks of the same solve (solve_chunk.cuh) while its state stays on chip. A block
-// owns (sequence, value head, tile of value rows), reads its tile of the state once and writes it once.
+// Prefill: a sequence runs through chunks of the same solve (solve_chunk.cuh) while its state stays on chip.
+// A block owns (sequence, value head, tile of value rows), reads its tile of the state once and writes it
+// once.
 //
-// At the end of a chunk S <- e^G S + sum_j D_j u_j k_j^T, D_j the decay from token j to the chunk's end. A warp
-// adds to the value rows that it asks and writes, so that only the staging of tokens and the coefficients need the
-// block's barriers.
+// At the end of a chunk S <- e^G S + sum_j D_j u_j k_j^T, D_j the decay from token j to the chunk's end. A
+// warp adds to the value rows that it asks and writes, so that only the staging of tokens and the
+// coefficients need the block's barriers.
 #pragma once
 
 #include "solve_chunk.cuh"
@@ -23,7 +24,8 @@ class Prefill {
     if (p.T == 0 && p.B == 0) return {{0, 1, 1}, 0};
     // Packed tokens that no sequence covers are cleared even where there is no sequence.
     const int64_t rows = p.B > 0 || p.cu_seqlens == nullptr ? p.B : 1;
-    return {{static_cast<int32_t>(rows * p.rec.HV * (p.rec.DV / kStateRows)), 1, 1}, Chunk::shared_bytes(size(p))};
+    return {{static_cast<int32_t>(rows * p.rec.HV * (p.rec.DV / kStateRows)), 1, 1},
+            Chunk::shared_bytes(size(p))};
   }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) { Prefill(p, shared).run(); }
@@ -110,7 +112,8 @@ class Prefill {
     const int i = thread();
     if (i < kRows) {
       float decay = 1.0f, strength = 0.0f;
-      if (i < count && p_.rec.gate == Gate::kHead) decay = exp(g_.load(at_token(p_.g_stride, row_, token + i, hv_)));
+      if (i < count && p_.rec.gate == Gate::kHead)
+        decay = exp(g_.load(at_token(p_.g_stride, row_, token + i, hv_)));
       if (i < count && chunk_.delta) strength = beta_.load(at_token(p_.beta_stride, row_, token + i, hv_));
       chunk_.stage_node(i, i < count ? i - 1 : -1, decay, strength);
     }
@@ -162,7 +165,8 @@ class Prefill {
       for (int r = 0; r < 4; r += 2) {
         const int i = m * 16 + sum_row(r);
         if (i >= count) continue;
-        out_.store2(value_at(token + i) + Chunk::column() + sum_column(r), answers.x[m][r], answers.x[m][r + 1]);
+        out_.store2(value_at(token + i) + Chunk::column() + sum_column(r), answers.x[m][r],
+                    answers.x[m][r + 1]);
       }
     }
     chunk_.advance_state(count, writes);

@@ -4,21 +4,21 @@
 //   U = diag(b) (V - diag(e^G) K S0) + W U      W_ij = -b_i D_ij (k_i . k_j)   j != i
 //   O = diag(e^G) Q S0 + R U                    R_ij =      D_ij (q_i . k_j)   j == i too
 //
-// (Gated DeltaNet, arXiv 2412.06464, section 3.3, with the ancestor mask in place of the causal one.) Decays are
-// running products along the path from a node to its root, so that there is no difference of logarithms to mask
-// or to overflow; the same walk finds the ancestors.
+// (Gated DeltaNet, arXiv 2412.06464, section 3.3, with the ancestor mask in place of the causal one.) Decays
+// are running products along the path from a node to its root, so that there is no difference of logarithms
+// to mask or to overflow; the same walk finds the ancestors.
 //
 // I - W is inverted in blocks of 16 and U follows by forward substitution over the blocks. The finite product
-// (I + W)(I + W^2)(I + W^4)... over all tokens would multiply full matrices, N^3 log N instead of N^2, and its
-// powers cancel: where a draft repeats a token its keys are equal, the entries of W^8 reach binomials of 14
-// over 7 times b^8, and float32 is left with three digits. The inverse of a block is bounded (a step contracts),
-// and a lane finds one of its columns in 120 multiply-adds.
+// (I + W)(I + W^2)(I + W^4)... over all tokens would multiply full matrices, N^3 log N instead of N^2, and
+// its powers cancel: where a draft repeats a token its keys are equal, the entries of W^8 reach binomials of
+// 14 over 7 times b^8, and float32 is left with three digits. The inverse of a block is bounded (a step
+// contracts), and a lane finds one of its columns in 120 multiply-adds.
 //
 // A warp owns 8 value columns from the state to the output: between its products only itself waits.
 //
 // A number that is not finite must reach the descendants of its node alone, but masked matrices take 0 times
-// it. Nodes whose key, gate or strength is not finite are staged as zeros, right sides and writes that are not are
-// replaced by zeros where they appear, and what descends from them is set to NaN at the end.
+// it. Nodes whose key, gate or strength is not finite are staged as zeros, right sides and writes that are
+// not are replaced by zeros where they appear, and what descends from them is set to NaN at the end.
 #pragma once
 
 #include <limits>
@@ -68,14 +68,17 @@ class SolveChunk {
     int64_t floats = kStateRows * row + 2 * rows + (kChannel ? 2 * rows : s.earlier ? rows : 0);
     floats += (apart ? 4 : 2) * matrix_floats() + (s.earlier ? 2 * matrix_floats() : 0);
     floats += (s.earlier ? 2 : 1) * kRows * kWriteLd;
-    floats += 4 * s.nodes + 4 * kRows;                        // parents, decays, strengths, marks; walks
+    floats += 4 * s.nodes + 4 * kRows;  // parents, decays, strengths, marks; walks
     floats += 2 * ((s.earlier ? 2 : 1) * kRows + kStateRows + s.nodes / kRows);  // masks of 64 bits
     if (s.pending) floats += kPendingRows * (s.DK + kStateRows + (kChannel ? s.DK : 1));
     return floats * 4 + 32 * 16;  // and what the arrays' alignment takes
   }
 
   SPECDEC_DEVICE SolveChunk(const Recurrence& rec, const SolveSize& size, SharedArena& arena)
-      : DK(static_cast<int>(rec.DK)), ld(DK + 4), delta(rec.update == Update::kDelta), gated(rec.gate != Gate::kNone) {
+      : DK(static_cast<int>(rec.DK)),
+        ld(DK + 4),
+        delta(rec.update == Update::kDelta),
+        gated(rec.gate != Gate::kNone) {
     state = arena.take<float>(kStateRows * ld);
     keys = arena.take<float>(kRows * ld);
     queries = arena.take<float>(kRows * ld);
@@ -113,8 +116,8 @@ class SolveChunk {
 
   // --- coefficients, by the block ---
 
-  // A node's parent, decay (1 without gate and with one per channel) and strength (0 for the additive rule). One that
-  // has a number that is not finite is marked and gets zeros.
+  // A node's parent, decay (1 without gate and with one per channel) and strength (0 for the additive rule).
+  // One that has a number that is not finite is marked and gets zeros.
   SPECDEC_DEVICE void stage_node(int i, int parent, float decay, float strength) const {
     const bool finite = is_finite(decay) && is_finite(strength);
     parents.store(i, parent);
@@ -123,8 +126,8 @@ class SolveChunk {
     marks.store(i, finite ? 0 : 1);
   }
 
-  // Keys and queries of `count` tokens as the recurrence uses them; `k_out(row)` receives the keys. Between two
-  // barriers.
+  // Keys and queries of `count` tokens as the recurrence uses them; `k_out(row)` receives the keys. Between
+  // two barriers.
   template <typename Out>
   SPECDEC_DEVICE void finish_tokens(int count, bool normalise, float scale, const Out& k_out) const {
     for (int r = warp(); r < kRows; r += kWarps) {
@@ -136,7 +139,8 @@ class SolveChunk {
     }
   }
   template <typename Out>
-  SPECDEC_DEVICE bool finish_key(const Shared<float>& to, int r, int count, bool normalise, const Out& k_out) const {
+  SPECDEC_DEVICE bool finish_key(const Shared<float>& to, int r, int count, bool normalise,
+                                 const Out& k_out) const {
     Pack<float, 4> x[kQuads];
     const bool finite = finish_row(to + r * ld, DK, normalise && r < count, 1.0f, x);
     if (r < count) k_out(r, x);
@@ -148,7 +152,8 @@ class SolveChunk {
     return finite;
   }
 
-  // Decays [kRows, DK] from rows of g, as staged, zero where a node is bad; marks it in `marks` from `first` on.
+  // Decays [kRows, DK] from rows of g, as staged, zero where a node is bad; marks it in `marks` from `first`
+  // on.
   SPECDEC_DEVICE void finish_decays(int first, int count) const {
     for (int r = warp(); r < kRows; r += kWarps) {
       float zero = 0.0f;
@@ -163,8 +168,8 @@ class SolveChunk {
     }
   }
 
-  // to_keys, to_queries [kRows, kLd]: dots of the chunk's keys and queries with `other` keys; `diagonal`: tiles
-  // above the diagonal are not needed and zero.
+  // to_keys, to_queries [kRows, kLd]: dots of the chunk's keys and queries with `other` keys; `diagonal`:
+  // tiles above the diagonal are not needed and zero.
   SPECDEC_DEVICE void gram(const Shared<float>& other, bool diagonal, const Shared<float>& to_keys,
                            const Shared<float>& to_queries) const {
     constexpr int kColumns = kRows / 8;
@@ -199,9 +204,9 @@ class SolveChunk {
     }
   }
 
-  // One decay a head. Walks on over the nodes of the chunk that begins at `other`: coefficients from Gram matrices
-  // (in place where they are the same), 0 off the paths, and the ancestors as bits. A chunk's own nodes come first:
-  // then `tail` receives the decays from its nodes to node `last`.
+  // One decay a head. Walks on over the nodes of the chunk that begins at `other`: coefficients from Gram
+  // matrices (in place where they are the same), 0 off the paths, and the ancestors as bits. A chunk's own
+  // nodes come first: then `tail` receives the decays from its nodes to node `last`.
   SPECDEC_DEVICE void walk(int first, int other, int last, const Shared<float>& from_keys,
                            const Shared<float>& from_queries, const Shared<float>& to_write,
                            const Shared<float>& to_read, const Shared<uint64_t>& to_ancestors) const {
@@ -231,7 +236,8 @@ class SolveChunk {
   }
 
   // One decay a channel: the walk carries D_i o k_i and D_i o q_i, and a warp takes a row.
-  SPECDEC_DEVICE void walk_channels(int first, int other, const Shared<float>& to_write, const Shared<float>& to_read,
+  SPECDEC_DEVICE void walk_channels(int first, int other, const Shared<float>& to_write,
+                                    const Shared<float>& to_read,
                                     const Shared<uint64_t>& to_ancestors) const {
     constexpr int kParts = 8;  // DK / 32 at most
     for (int i = warp(); i < kRows; i += kWarps) {
@@ -342,8 +348,8 @@ class SolveChunk {
     }
   }
 
-  // The sums of `count` rows get those of a chunk before: W' U', R' U' with earlier_u. `poison` gets the bits of
-  // elements with a bad ancestor there, bit 4 m + r.
+  // The sums of `count` rows get those of a chunk before: W' U', R' U' with earlier_u. `poison` gets the bits
+  // of elements with a bad ancestor there, bit 4 m + r.
   SPECDEC_DEVICE void add_earlier(int count, int chunk, Sums& writes, Sums& reads, uint32_t& poison) const {
     clear_tainted(bad.load(chunk));
     bool taint = bad.load(chunk) != 0;
@@ -361,9 +367,10 @@ class SolveChunk {
     if (taint) poison |= poisoned(earlier_ancestors);
   }
 
-  // Adds to `writes` the right sides, b (v - e^G K S0) or v, and to `answers` e^G Q S0, for the chunk at `first`.
-  SPECDEC_DEVICE void right_sides(int first, const Sums& values, const Sums& from_keys, const Sums& from_queries,
-                                  Sums& writes, Sums& answers) const {
+  // Adds to `writes` the right sides, b (v - e^G K S0) or v, and to `answers` e^G Q S0, for the chunk at
+  // `first`.
+  SPECDEC_DEVICE void right_sides(int first, const Sums& values, const Sums& from_keys,
+                                  const Sums& from_queries, Sums& writes, Sums& answers) const {
     SPECDEC_UNROLL
     for (int m = 0; m < kBlocks; ++m) {
       SPECDEC_UNROLL
@@ -377,8 +384,8 @@ class SolveChunk {
     }
   }
 
-  // Right sides to writes, answers of S0 to answers, `count` rows; u holds the writes afterwards. `poison`: of
-  // elements with a bad ancestor, itself included.
+  // Right sides to writes, answers of S0 to answers, `count` rows; u holds the writes afterwards. `poison`:
+  // of elements with a bad ancestor, itself included.
   SPECDEC_DEVICE void substitute(int count, int chunk, Sums& writes, Sums& answers, uint32_t& poison) const {
     clear_tainted(bad.load(chunk));
     bool taint = bad.load(chunk) != 0;
@@ -417,7 +424,8 @@ class SolveChunk {
     if (taint) poison |= poisoned(ancestors);
   }
 
-  // S <- e^G S + sum_j D_j u_j k_j^T over the chunk's `count` tokens, a chain; D_j is the decay from j to the last.
+  // S <- e^G S + sum_j D_j u_j k_j^T over the chunk's `count` tokens, a chain; D_j is the decay from j to the
+  // last.
   SPECDEC_DEVICE void advance_state(int count, Sums& writes) const {
     if constexpr (kChannel) {
       // D_j goes into the keys, e^G to the first row of reach_keys, which nobody asks any more.
@@ -477,29 +485,30 @@ class SolveChunk {
   SPECDEC_DEVICE void store_writes(int m, const Sums& x) const {
     SPECDEC_UNROLL
     for (int r = 0; r < 4; r += 2) {
-      u.store_vec<2>((m * 16 + sum_row(r)) * kWriteLd + column() + sum_column(r), {{x.x[m][r], x.x[m][r + 1]}});
+      u.store_vec<2>((m * 16 + sum_row(r)) * kWriteLd + column() + sum_column(r),
+                     {{x.x[m][r], x.x[m][r + 1]}});
     }
   }
 
   const int DK, ld;
   const bool delta, gated;
-  Shared<float> state;                       // [kStateRows, ld]
-  Shared<float> keys, queries;               // [kRows, ld]; with a gate per channel the walks turn queries to e^G o q
-  Shared<float> reach_keys;                  // [kRows, ld]: e^G o k with a gate per channel, else keys
-  Shared<float> decays;                      // [nodes], or [kRows, ld] of the chunk that is walked over
-  Shared<float> earlier_keys;                // [kRows, ld]: of a chunk before; with a gate per channel keys
-  Shared<float> write, read;                 // [kRows, kLd]: W, its diagonal blocks inverted, and R
-  Shared<float> gram_keys, gram_queries;     // [kRows, kLd]; may be write and read
-  Shared<float> earlier_write, earlier_read; // [kRows, kLd]
-  Shared<float> u, earlier_u;                // [kRows, kWriteLd]
-  Shared<int32_t> parents, marks;            // [nodes]; a mark: gate or strength is not finite
-  Shared<float> strengths;                   // [nodes]
-  Shared<int32_t> key_marks, next;           // [kRows]
-  Shared<float> reach, tail;                 // [kRows]: e^G; the decay from a token to the last one of the chunk
-  Shared<uint64_t> ancestors;                // [kRows]: nodes of the chunk as bits
-  Shared<uint64_t> earlier_ancestors;        // [kRows]: of a chunk before
-  Shared<uint64_t> tainted;                  // [kStateRows]: a column's nodes with numbers that are not finite
-  Shared<uint64_t> bad;                      // [chunks]
+  Shared<float> state;          // [kStateRows, ld]
+  Shared<float> keys, queries;  // [kRows, ld]; with a gate per channel the walks turn queries to e^G o q
+  Shared<float> reach_keys;     // [kRows, ld]: e^G o k with a gate per channel, else keys
+  Shared<float> decays;         // [nodes], or [kRows, ld] of the chunk that is walked over
+  Shared<float> earlier_keys;   // [kRows, ld]: of a chunk before; with a gate per channel keys
+  Shared<float> write, read;    // [kRows, kLd]: W, its diagonal blocks inverted, and R
+  Shared<float> gram_keys, gram_queries;      // [kRows, kLd]; may be write and read
+  Shared<float> earlier_write, earlier_read;  // [kRows, kLd]
+  Shared<float> u, earlier_u;                 // [kRows, kWriteLd]
+  Shared<int32_t> parents, marks;             // [nodes]; a mark: gate or strength is not finite
+  Shared<float> strengths;                    // [nodes]
+  Shared<int32_t> key_marks, next;            // [kRows]
+  Shared<float> reach, tail;           // [kRows]: e^G; the decay from a token to the last one of the chunk
+  Shared<uint64_t> ancestors;          // [kRows]: nodes of the chunk as bits
+  Shared<uint64_t> earlier_ancestors;  // [kRows]: of a chunk before
+  Shared<uint64_t> tainted;            // [kStateRows]: a column's nodes with numbers that are not finite
+  Shared<uint64_t> bad;                // [chunks]
   Shared<float> pending_keys, pending_decays, pending_writes;  // [kPendingRows, ..]
 
  private:
@@ -509,12 +518,13 @@ class SolveChunk {
     warp_barrier();
   }
 
-  // Zeros for what is not finite in rows 16 m to 16 m + 15 of x, remembered in `tainted`. Rare beyond the first
-  // look.
+  // Zeros for what is not finite in rows 16 m to 16 m + 15 of x, remembered in `tainted`. Rare beyond the
+  // first look.
   SPECDEC_DEVICE bool clean(const Shared<float>& x, int m) const {
     const int row = lane() / 2, at = column() + lane() % 2 * 4;
     const Pack<float, 4> seen = x.load_vec<4>((m * 16 + row) * kWriteLd + at);
-    if (all(is_finite(seen[0]) && is_finite(seen[1]) && is_finite(seen[2]) && is_finite(seen[3]))) return false;
+    if (all(is_finite(seen[0]) && is_finite(seen[1]) && is_finite(seen[2]) && is_finite(seen[3])))
+      return false;
     warp_barrier();
     if (lane() < 8) {
       uint64_t mask = tainted.load(column() + lane());

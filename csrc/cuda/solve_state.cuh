@@ -1,6 +1,6 @@
 // A tile of the state in shared memory: kStateRows value rows of one head with their full key dimension, in
-// float32. Read once, with 16-byte accesses; written back where pending factors were folded in, or at the end of a
-// prefill.
+// float32. Read once, with 16-byte accesses; written back where pending factors were folded in, or at the end
+// of a prefill.
 #pragma once
 
 #include "solve_tokens.cuh"
@@ -45,8 +45,10 @@ class StateRows {
     if (c >= DK_) return;
     for (int r = warp(); r < kStateRows; r += kWarps) {
       const Pack<bfloat16, 8> x = bf16_.template load_vec<8>(at + static_cast<int64_t>(r) * DK_ + c);
-      rows_.template store_vec<4>(r * ld_ + c, {{float_of(x[0]), float_of(x[1]), float_of(x[2]), float_of(x[3])}});
-      rows_.template store_vec<4>(r * ld_ + c + 4, {{float_of(x[4]), float_of(x[5]), float_of(x[6]), float_of(x[7])}});
+      rows_.template store_vec<4>(r * ld_ + c,
+                                  {{float_of(x[0]), float_of(x[1]), float_of(x[2]), float_of(x[3])}});
+      rows_.template store_vec<4>(r * ld_ + c + 4,
+                                  {{float_of(x[4]), float_of(x[5]), float_of(x[6]), float_of(x[7])}});
     }
   }
 
@@ -59,7 +61,8 @@ class StateRows {
         const int c = 4 * lane() + 128 * q;
         if (c >= DK_) break;
         for (int r = warp(); r < kStateRows; r += kWarps) {
-          f32_.template store_vec<4>(at + static_cast<int64_t>(r) * DK_ + c, rows_.template load_vec<4>(r * ld_ + c));
+          f32_.template store_vec<4>(at + static_cast<int64_t>(r) * DK_ + c,
+                                     rows_.template load_vec<4>(r * ld_ + c));
         }
       }
       return;
@@ -84,8 +87,8 @@ class StateRows {
 
   // S <- fma(u_j, k_j, a_j S) for `count` factors in order: "The step, to the bit". k [count, DK], u [count,
   // kStateRows], decay [count] or, with a gate per channel, [count, DK].
-  SPECDEC_DEVICE void fold(const Shared<float>& k, const Shared<float>& u, const Shared<float>& decay, Gate gate,
-                           int count) const {
+  SPECDEC_DEVICE void fold(const Shared<float>& k, const Shared<float>& u, const Shared<float>& decay,
+                           Gate gate, int count) const {
     const int words = wide_ ? 4 : 8;  // a lane stores what it has folded
     for (int c = words * lane(); c < DK_; c += words * 32) {
       for (int h = 0; h < words; h += 4) {

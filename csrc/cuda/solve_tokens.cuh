@@ -1,5 +1,5 @@
-// Tokens of a call of verify or prefill as the solve reads them: elements of a dtype known at run time, rows to
-// float32 in shared memory, keys and queries as the recurrence uses them.
+// Tokens of a call of verify or prefill as the solve reads them: elements of a dtype known at run time, rows
+// to float32 in shared memory, keys and queries as the recurrence uses them.
 #pragma once
 
 #include "primitives.cuh"
@@ -7,8 +7,8 @@
 
 namespace specdec::cuda {
 
-// Elements of a tensor. Kernels of the solve choose the dtype at run time: its cost is that of one branch a load,
-// and the instances are a third.
+// Elements of a tensor. Kernels of the solve choose the dtype at run time: its cost is that of one branch a
+// load, and the instances are a third.
 class Elements {
  public:
   SPECDEC_DEVICE Elements(const void* data, DType dtype)
@@ -93,12 +93,12 @@ SPECDEC_DEVICE float warp_sum(float x) {
 // A row of DK floats lies in a warp as quads: lane l has the columns 4 l to 4 l + 3 and those 128 further.
 constexpr int kQuads = 2;  // DK is at most 256
 
-// Rows [first, first + count) of one head, to `to` [rows, ld] in float32 as they are; rows from `count` on are zero.
-// Where nothing is to be widened the copies are asynchronous, to be committed and waited for; each lane reads
-// back what it has copied itself.
+// Rows [first, first + count) of one head, to `to` [rows, ld] in float32 as they are; rows from `count` on
+// are zero. Where nothing is to be widened the copies are asynchronous, to be committed and waited for; each
+// lane reads back what it has copied itself.
 template <int kWarps>
-SPECDEC_DEVICE void stage_rows(const Elements& from, const Strides& stride, int64_t b, int64_t first, int64_t head,
-                               int count, int rows, int DK, const Shared<float>& to, int ld) {
+SPECDEC_DEVICE void stage_rows(const Elements& from, const Strides& stride, int64_t b, int64_t first,
+                               int64_t head, int count, int rows, int DK, const Shared<float>& to, int ld) {
   const bool aligned = from.aligned(stride);
   SPECDEC_UNROLL
   for (int q = 0; q < kQuads; ++q) {
@@ -116,8 +116,8 @@ SPECDEC_DEVICE void stage_rows(const Elements& from, const Strides& stride, int6
   }
 }
 
-// What a warp does with a staged row: x rsqrt(sum x^2 + 1e-6) where `normalise`, times `scale`. Returns whether
-// all of the row is finite.
+// What a warp does with a staged row: x rsqrt(sum x^2 + 1e-6) where `normalise`, times `scale`. Returns
+// whether all of the row is finite.
 SPECDEC_DEVICE bool finish_row(const Shared<float>& row, int DK, bool normalise, float scale,
                                Pack<float, 4> (&x)[kQuads]) {
   float square = 0.0f, zero = 0.0f;  // zero: NaN where an element is not finite

@@ -1,11 +1,12 @@
-// Verification of a chain or a tree by the masked UT transform (solve_chunk.cuh): one launch, the state is read
-// once, and nothing but outputs and factors is written.
+// Verification of a chain or a tree by the masked UT transform (solve_chunk.cuh): one launch, the state is
+// read once, and nothing but outputs and factors is written.
 //
-// A block serves one key head of one sequence and walks over (value head, tile of value rows), the tile fastest. Up
-// to a chunk of tokens the Gram matrices are computed once for all its value heads, the coefficients once for all
-// tiles of a head. More tokens are solved chunk by chunk, each against all chunks before it, whose keys are staged
-// again and whose writes are read back from u_out: their coefficients would not fit. Key heads are split over
-// several blocks only where the GPU would be idle otherwise; a split changes no number.
+// A block serves one key head of one sequence and walks over (value head, tile of value rows), the tile
+// fastest. Up to a chunk of tokens the Gram matrices are computed once for all its value heads, the
+// coefficients once for all tiles of a head. More tokens are solved chunk by chunk, each against all chunks
+// before it, whose keys are staged again and whose writes are read back from u_out: their coefficients would
+// not fit. Key heads are split over several blocks only where the GPU would be idle otherwise; a split
+// changes no number.
 #pragma once
 
 #include "solve_chunk.cuh"
@@ -72,7 +73,8 @@ class VerifySolve {
     hk_ = head % heads;
     slot_ = p_.slots != nullptr ? Global<const int32_t>(p_.slots).load(b_) : b_;
     n_ = slot_ < 0 ? 0 : limited(p_.lengths, p_.N);
-    pending_ = slot_ < 0 || !p_.has_pending ? 0 : limited(p_.pending_path.lengths, p_.pending_path.max_length);
+    pending_ =
+        slot_ < 0 || !p_.has_pending ? 0 : limited(p_.pending_path.lengths, p_.pending_path.max_length);
   }
 
   SPECDEC_DEVICE int limited(const int32_t* lengths, int64_t most) const {
@@ -115,7 +117,8 @@ class VerifySolve {
   // --- the state ---
 
   SPECDEC_DEVICE int64_t state_at(int unit) const {
-    const int64_t row = (hk_ * split_.group + unit / split_.tiles) * p_.rec.DV + unit % split_.tiles * kStateRows;
+    const int64_t row =
+        (hk_ * split_.group + unit / split_.tiles) * p_.rec.DV + unit % split_.tiles * kStateRows;
     return slot_ * p_.state.slot_stride + row * chunk_.DK;
   }
 
@@ -233,12 +236,14 @@ class VerifySolve {
     copy_async_wait<0>();
     warp_barrier();
     for (int r = warp(); r < kRows; r += kWarps) {
-      chunk_.finish_key(chunk_.earlier_keys, r, kRows, p_.qk_l2norm, [](int, const Pack<float, 4>(&)[kQuads]) {});
+      chunk_.finish_key(chunk_.earlier_keys, r, kRows, p_.qk_l2norm,
+                        [](int, const Pack<float, 4>(&)[kQuads]) {});
     }
     if constexpr (Traits::kChannel) chunk_.finish_decays(other, kRows);
     for (int r = lane() / 2; r < kRows; r += 16) {
       const int c = Chunk::column() + lane() % 2 * 4;
-      chunk_.earlier_u.template store_vec<4>(r * Chunk::kWriteLd + c, u_out_.template load_vec<4>(value_at(other + r) + c));
+      chunk_.earlier_u.template store_vec<4>(r * Chunk::kWriteLd + c,
+                                             u_out_.template load_vec<4>(value_at(other + r) + c));
     }
     barrier();
     if constexpr (Traits::kChannel) {
@@ -259,7 +264,8 @@ class VerifySolve {
     return ((b_ * p_.N + node) * p_.rec.HV + hv_) * p_.rec.DV + tile_ * kStateRows;
   }
 
-  // Writes and answers of the chunk at `first`; reads the tile `next` as soon as this one is not needed any more.
+  // Writes and answers of the chunk at `first`; reads the tile `next` as soon as this one is not needed any
+  // more.
   SPECDEC_DEVICE void solve(int first, int64_t next) {
     const int count = n_ - first < kRows ? n_ - first : kRows;
     Sums values, writes = {}, answers = {};
@@ -273,7 +279,8 @@ class VerifySolve {
         values.x[m][r] = i < count ? v_.load(at_token(p_.v_stride, b_, first + i, hv_) + c) : 0.0f;
       }
     }
-    for (int other = first - kRows; other >= 0; other -= kRows) add_earlier(first, other, writes, answers, poison);
+    for (int other = first - kRows; other >= 0; other -= kRows)
+      add_earlier(first, other, writes, answers, poison);
     Sums from_keys, from_queries;
     chunk_.ask(count, from_keys, from_queries);
     barrier();

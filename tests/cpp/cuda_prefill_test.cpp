@@ -5,15 +5,14 @@
 #include <cstring>
 #include <string>
 
-#include "../../csrc/cuda/solve.h"
-#include "simt_problem.h"
+#include "cuda_problem.h"
 
 namespace specdec::test {
 namespace {
 
-class Prefill : public Problem {
+class Prefill : public CudaProblem {
  public:
-  using Problem::Problem;
+  using CudaProblem::CudaProblem;
 
   PrefillParams params() {
     PrefillParams p;
@@ -28,19 +27,7 @@ class Prefill : public Problem {
     const int64_t rows = p.cu_seqlens != nullptr ? 1 : p.B;
     out = Buffer(shape.dtype, rows * p.T * shape.HV * shape.DV);
     p.out = out.data();
-    simt::Options options;
-    options.seed = ++runs;
-    simt::Session session(options);
-    add_inputs(session, *this, p.state, true);
-    if (p.lengths != nullptr) session.memory.add("lengths", p.lengths, p.B, simt::Direction::kInput);
-    if (p.cu_seqlens != nullptr) session.memory.add("cu_seqlens", p.cu_seqlens, p.B + 1, simt::Direction::kInput);
-    if (out.bytes() > 0) session.memory.add("out", out.data(), out.bytes(), simt::Direction::kOutput);
-    ASSERT_EQ(cuda::prefill(p, &session), expected);
-    ASSERT_TRUE(session.report.clean()) << session.report.to_string();
-    if (out.bytes() > 0 && expected == Status::kOk) {
-      ASSERT_EQ(session.memory.at("out").bytes_with_values(), static_cast<int64_t>(out.bytes()));
-    }
-    report = session.report;
+    ASSERT_EQ(call(p), expected);
   }
 
   // Tokens [first, first + n) of row `row`; `before` is the state before the call.
@@ -78,8 +65,6 @@ class Prefill : public Problem {
   }
 
   Buffer out;
-  simt::Report report;
-  uint64_t runs = 0;
 };
 
 TEST(CudaPrefill, FollowsReference) {
@@ -93,8 +78,8 @@ TEST(CudaPrefill, FollowsReference) {
         s.DK = 32 * (1 + seed % 3), s.DV = 32;
         s.dtype = kDTypes[seed % 3], s.state = seed % 4 == 1 ? DType::kBFloat16 : DType::kFloat32;
         s.qk_l2norm = seed % 5 > 0;
-        SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(gate) << " update " << static_cast<int>(update)
-                                        << " T " << T << " DK " << s.DK);
+        SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(gate) << " update "
+                                        << static_cast<int>(update) << " T " << T << " DK " << s.DK);
         Prefill problem(s, seed++);
         const Buffer before = problem.state;
         problem.prefill(problem.params());
@@ -141,7 +126,8 @@ TEST(CudaPrefill, PaddedRowsAreZeroAndUnread) {
     const bool written = slot == problem.slots[0] || slot == problem.slots[3];
     const int64_t begin = slot * problem.slot_stride + (written ? s.HV * s.DV * s.DK : 0);
     const int64_t end = (slot + 1) * problem.slot_stride;
-    EXPECT_EQ(std::memcmp(&problem.state.f32[begin], &before.f32[begin], (end - begin) * sizeof(float)), 0) << slot;
+    EXPECT_EQ(std::memcmp(&problem.state.f32[begin], &before.f32[begin], (end - begin) * sizeof(float)), 0)
+        << slot;
   }
 }
 
@@ -210,8 +196,8 @@ TEST(CudaPrefill, NonFiniteTokensReachOnlyLaterOnes) {
   }
 }
 
-// The state is read once and written once; accesses to it are coalesced, and no access to shared memory takes more
-// than two passes.
+// The state is read once and written once; accesses to it are coalesced, and no access to shared memory takes
+// more than two passes.
 TEST(CudaPrefill, Traffic) {
   for (const Gate gate : {Gate::kHead, Gate::kChannel}) {
     Shape s;

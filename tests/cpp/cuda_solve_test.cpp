@@ -1,22 +1,23 @@
-// verify_solve of the CUDA backend against the sequential recurrence on trees in float64, through the executor.
+// verify_solve of the CUDA backend against the sequential recurrence on trees in float64, through the
+// executor.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <string>
 
-#include "../../csrc/cuda/solve.h"
+#include "cuda_problem.h"
 #include "numbers.h"
-#include "simt_problem.h"
 
 namespace specdec::test {
 namespace {
 
-// How far a number may be from the recurrence. TF32x3: an operand's two parts leave 2^-22 of it, so a product is
-// off by a standard deviation below 2^-22, four roundings of float32, where a sum over DK >= 32 has more: twice
-// the tolerance of float32 covers both. TF32 and bfloat16: operands are off by 2^-11 and 2^-8 of themselves, a
-// number is the end of at most four products in a row (Gram matrix, inverse, substitution, state), and the errors
-// of n tokens are added up without hope for their signs, as one rounded key is in all products of its token.
+// How far a number may be from the recurrence. TF32x3: an operand's two parts leave 2^-22 of it, so a product
+// is off by a standard deviation below 2^-22, four roundings of float32, where a sum over DK >= 32 has more:
+// twice the tolerance of float32 covers both. TF32 and bfloat16: operands are off by 2^-11 and 2^-8 of
+// themselves, a number is the end of at most four products in a row (Gram matrix, inverse, substitution,
+// state), and the errors of n tokens are added up without hope for their signs, as one rounded key is in all
+// products of its token.
 double tolerance_of(Precision precision, const Truth& t, int64_t DK, int64_t n, double scale) {
   const double wide = t.tolerance(DK, n, scale);
   if (precision == Precision::kTf32x3) return 2.0 * wide;
@@ -27,12 +28,14 @@ double tolerance_of(Precision precision, const Truth& t, int64_t DK, int64_t n, 
 // Half a unit in the last place of x.
 double rounding(DType dtype, double x) {
   if (dtype == DType::kFloat32) return 0.0;
-  return std::abs(x) * (dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11) + (dtype == DType::kFloat16 ? 0x1p-25 : 0.0);
+  return std::abs(x) * (dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11) +
+         (dtype == DType::kFloat16 ? 0x1p-25 : 0.0);
 }
 
-class Solve : public Problem {
+class Solve : public CudaProblem {
  public:
-  Solve(const Shape& s, unsigned seed, Precision precision_ = Precision::kTf32x3) : Problem(s, seed), precision(precision_) {
+  Solve(const Shape& s, unsigned seed, Precision precision_ = Precision::kTf32x3)
+      : CudaProblem(s, seed), precision(precision_) {
     for (int64_t b = 0; b < s.B; ++b) {
       lengths.push_back(static_cast<int32_t>(s.N));
       for (int64_t n = 0; n < s.N; ++n) {
@@ -40,7 +43,6 @@ class Solve : public Problem {
         parents.push_back(static_cast<int32_t>(deep ? n - 1 : below(n + 1) - 1));
       }
     }
-    options.seed = seed;
   }
 
   VerifyParams params(bool tree = true) {
@@ -50,11 +52,6 @@ class Solve : public Problem {
     p.strategy = Strategy::kSolve;
     p.precision = precision;
     return p;
-  }
-
-  Outputs solve(const VerifyParams& p) {
-    simt::Session session(options);
-    return run_verify(session, *this, p, cuda::verify_solve);
   }
 
   // Everything that a call wrote, padding included.
@@ -79,7 +76,8 @@ class Solve : public Problem {
         const bool valid = i < n;
         for (int64_t r = 0; r < s.DV; ++r) {
           const double out = valid ? t.steps[i].out[r] : 0.0;
-          ASSERT_NEAR(o.out[value + r], out, valid ? q_tolerance + rounding(s.dtype, std::abs(out) + q_tolerance) : 0.0);
+          ASSERT_NEAR(o.out[value + r], out,
+                      valid ? q_tolerance + rounding(s.dtype, std::abs(out) + q_tolerance) : 0.0);
           ASSERT_NEAR(o.u[value + r], valid ? t.steps[i].u[r] : 0.0, valid ? u_tolerance : 0.0);
         }
         for (int64_t c = 0; c < s.DK; ++c) {
@@ -93,7 +91,6 @@ class Solve : public Problem {
   }
 
   Precision precision;
-  simt::Options options;
   std::vector<int32_t> lengths, parents;
 };
 
@@ -111,10 +108,11 @@ TEST(CudaSolve, FollowsReference) {
         s.qk_l2norm = seed % 5 > 0;
         Solve problem(s, seed);
         const bool tree = seed++ % 4 > 0;
-        SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(gate) << " update " << static_cast<int>(update)
-                                        << " N " << N << " DK " << s.DK << " DV " << s.DV << " tree " << tree);
+        SCOPED_TRACE(testing::Message()
+                     << "gate " << static_cast<int>(gate) << " update " << static_cast<int>(update) << " N "
+                     << N << " DK " << s.DK << " DV " << s.DV << " tree " << tree);
         const VerifyParams p = problem.params(tree);
-        problem.expect_reference(p, problem.solve(p));
+        problem.expect_reference(p, problem.run(p));
         if (HasFatalFailure()) return;
       }
     }
@@ -129,7 +127,7 @@ TEST(CudaSolve, LowerPrecisions) {
         s.N = N, s.gate = gate, s.DK = 64, s.DV = 32;
         Solve problem(s, static_cast<unsigned>(N), precision);
         const VerifyParams p = problem.params();
-        problem.expect_reference(p, problem.solve(p));
+        problem.expect_reference(p, problem.run(p));
         if (HasFatalFailure()) return;
       }
     }
@@ -142,7 +140,7 @@ TEST(CudaSolve, LargestTree) {
     s.N = 256, s.gate = gate, s.HV = 1, s.DV = 32;
     Solve problem(s, 40);
     const VerifyParams p = problem.params();
-    problem.expect_reference(p, problem.solve(p));
+    problem.expect_reference(p, problem.run(p));
   }
 }
 
@@ -153,24 +151,25 @@ TEST(CudaSolve, WideHeads) {
       s.N = N, s.gate = gate, s.HV = 1, s.DK = N == 20 ? 192 : 256, s.DV = 32;
       Solve problem(s, 41);
       const VerifyParams p = problem.params();
-      problem.expect_reference(p, problem.solve(p));
+      problem.expect_reference(p, problem.run(p));
     }
   }
 }
 
-// A draft that says one token again and again: equal keys at full strength, where the powers of the coefficients
-// reach binomials and the finite product would cancel.
+// A draft that says one token again and again: equal keys at full strength, where the powers of the
+// coefficients reach binomials and the finite product would cancel.
 TEST(CudaSolve, EqualKeys) {
   for (const float strength : {1.0f, 1.9f}) {
     Shape s;
     s.N = 64, s.gate = Gate::kNone, s.HV = 1, s.DV = 32;
     Solve problem(s, 42);
     for (int64_t n = 0; n < s.N; ++n) {
-      for (int64_t c = 0; c < s.DK; ++c) problem.k.buffer.set(problem.k.at(0, n, 0, c), static_cast<float>(c % 5) - 1.5f);
+      for (int64_t c = 0; c < s.DK; ++c)
+        problem.k.buffer.set(problem.k.at(0, n, 0, c), static_cast<float>(c % 5) - 1.5f);
       problem.beta.buffer.set(problem.beta.at(0, n, 0), strength);
     }
     const VerifyParams p = problem.params(false);
-    problem.expect_reference(p, problem.solve(p));
+    problem.expect_reference(p, problem.run(p));
   }
 }
 
@@ -188,7 +187,7 @@ TEST(CudaSolve, PaddingIsZeroAndUnread) {
       std::fill(problem.parents.begin() + b * s.N + from, problem.parents.begin() + (b + 1) * s.N, 1 << 30);
     }
     const VerifyParams p = problem.params();
-    problem.expect_reference(p, problem.solve(p));
+    problem.expect_reference(p, problem.run(p));
   }
 }
 
@@ -196,7 +195,7 @@ TEST(CudaSolve, NoNodes) {
   Shape s;
   s.B = 2, s.N = 0, s.DV = 32;
   Solve problem(s, 44);
-  problem.solve(problem.params());
+  problem.run(problem.params());
 }
 
 // Pending factors are folded in with the operations of the step, in their order, rounded once to the state's
@@ -208,7 +207,7 @@ TEST(CudaSolve, PendingIsFoldedExactly) {
       Shape s;
       s.B = 4, s.N = 20, s.DV = 32, s.gate = gate, s.state = dtype;
       Solve round(s, seed++);
-      const Outputs drafted = round.solve(round.params());
+      const Outputs drafted = round.run(round.params());
       std::vector<int32_t> path, path_lengths = {0, 18, 1, 3};
       for (int64_t b = 0; b < s.B; ++b) {
         for (int32_t i = 0; i < 18; ++i) path.push_back(i + 2);
@@ -237,13 +236,13 @@ TEST(CudaSolve, PendingIsFoldedExactly) {
       }
       VerifyParams p = round.params();
       p.state.data = eager.data();
-      const Outputs want = round.solve(p);
+      const Outputs want = round.run(p);
       Buffer deferred = round.state;
       p.state.data = deferred.data();
       p.has_pending = true;
       p.pending = round.factors(drafted, s.N);
       p.pending_path = {path.data(), path_lengths.data(), 18};
-      const Outputs got = round.solve(p);
+      const Outputs got = round.run(p);
       EXPECT_TRUE(same_bits(deferred, eager));
       EXPECT_TRUE(same_bits(got.out, want.out));
       EXPECT_TRUE(same_bits(got.u, want.u));
@@ -261,7 +260,7 @@ TEST(CudaSolve, RowsDoNotMeet) {
     // Most rows are padding, for the time's sake.
     for (int64_t b = 0; b < s.B; ++b) batch.lengths[b] = b % 90 == 7 ? static_cast<int32_t>(6 - b / 90) : 0;
     const VerifyParams all = batch.params();
-    const Outputs want = batch.solve(all);
+    const Outputs want = batch.run(all);
     const int64_t row = s.N * s.HV * s.DV;
     for (const int64_t b : {7, 97, 187}) {
       batch.expect_row(all, want, b);
@@ -275,7 +274,7 @@ TEST(CudaSolve, RowsDoNotMeet) {
       alone.slots = &batch.slots[b];
       alone.lengths = &batch.lengths[b];
       alone.parents = &batch.parents[b * s.N];
-      const Outputs o = batch.solve(alone);
+      const Outputs o = batch.run(alone);
       EXPECT_EQ(std::memcmp(o.out.data(), &want.out.f32[b * row], row * sizeof(float)), 0) << "row " << b;
       EXPECT_EQ(std::memcmp(o.u.data(), &want.u.f32[b * row], row * sizeof(float)), 0) << "row " << b;
     }
@@ -292,7 +291,7 @@ TEST(CudaSolve, NonFiniteNodesReachOnlyDescendants) {
       s.N = 37, s.HV = 1, s.DV = 32, s.gate = gate, s.update = update;
       Solve problem(s, seed++);
       const VerifyParams p = problem.params();
-      const Outputs want = problem.solve(p);
+      const Outputs want = problem.run(p);
       for (const int64_t node : {0, 5, 20}) {
         std::vector<bool> reached(s.N);
         for (int64_t i = node; i < s.N; ++i) {
@@ -308,7 +307,7 @@ TEST(CudaSolve, NonFiniteNodesReachOnlyDescendants) {
           SCOPED_TRACE(testing::Message() << name << " is " << bad << " in node " << node);
           const float good = *entry;
           *entry = bad;
-          const Outputs o = problem.solve(p);
+          const Outputs o = problem.run(p);
           *entry = good;
           bool seen = false;  // in the node's own answer
           for (int64_t i = 0; i < s.N; ++i) {
@@ -346,9 +345,8 @@ TEST(CudaSolve, Traffic) {
         p.has_pending = pending;
         p.pending = problem.factors(factors, 4);
         p.pending_path = {nullptr, nullptr, 4};
-        simt::Session session(problem.options);
-        run_verify(session, problem, p, cuda::verify_solve);
-        const simt::KernelCounts& counts = session.report.kernel("VerifySolve");
+        problem.run(p);
+        const simt::KernelCounts& counts = problem.report.kernel("VerifySolve");
         const int64_t state = 2 * s.HV * s.DV * s.DK * 4;
         int64_t least = pending ? 2 * state : state;
         for (const simt::BufferCounts& buffer : counts.buffers) {
@@ -360,7 +358,8 @@ TEST(CudaSolve, Traffic) {
         const int64_t keys = s.DK, values = s.HV * s.DV, gates = s.HV * problem.decays;
         least += 4 * (2 * N * (2 * keys + values + gates + s.HV) + s.B * N * (keys + 2 * values + gates));
         if (pending) least += 4 * 2 * 4 * (keys + values + gates);
-        EXPECT_LE(static_cast<double>(counts.read.bytes + counts.write.bytes), 1.15 * static_cast<double>(least));
+        EXPECT_LE(static_cast<double>(counts.read.bytes + counts.write.bytes),
+                  1.15 * static_cast<double>(least));
         for (const simt::LineCounts& line : counts.lines) {
           SCOPED_TRACE(line.file + ":" + std::to_string(line.line));
           EXPECT_LE(line.shared.worst, 2);
@@ -380,7 +379,9 @@ TEST(CudaSolve, RefusesWhatItCannotRun) {
   s.DV = 32;
   Solve problem(s, 90);
   const VerifyParams good = problem.params();
-  const auto expect = [&](const VerifyParams& p, Status status) { EXPECT_EQ(cuda::verify_solve(p, &session), status); };
+  const auto expect = [&](const VerifyParams& p, Status status) {
+    EXPECT_EQ(cuda::verify(p, {}, &session), status);
+  };
   VerifyParams p = good;
   p.precision = Precision::kIeee;
   expect(p, Status::kUnsupported);
