@@ -209,18 +209,19 @@ __attribute__((noinline)) void chain_pass(const Source* source, Target* target, 
 }
 
 template <Gate kGate, int kDK, int kR, typename Source, typename Answer>
-inline void answer_block(const Source* source, const Pass& p, int64_t r, const Ahead& ahead,
+inline void answer_block(const Source* source, const Pass& p, int64_t first, int64_t r, Ahead ahead,
                          Answer&& answer) {
-  for (int64_t c = 0; c < p.children; ++c) {
+  for (int64_t c = first; c < p.children; ++c) {
     Vec sk, sq;
     step_rows<kGate, kR, kDK, false, false>(source, static_cast<float*>(nullptr), p.DK, Factor{}, 0,
-                                            p.probes[c], sk, sq, c == 0 ? ahead : Ahead{});
+                                            p.probes[c], sk, sq, ahead);
     answer(c, r, kR, sk, sq);
+    ahead = Ahead{};
   }
 }
 
-// Any number of factors and children: the children are answered from the block that the factors just wrote,
-// which is in the first cache.
+// Any number of factors and children. The first child of one factor is answered while its parent's rows are
+// in registers, the others from the block just written, which is in the first cache.
 template <Gate kGate, int kDK, typename Source, typename Target, typename Answer>
 __attribute__((noinline)) void tree_pass(const Source* source, Target* target, const Pass& p,
                                          Answer&& answer) {
@@ -230,13 +231,19 @@ __attribute__((noinline)) void tree_pass(const Source* source, Target* target, c
     const Source* from = source + r * DK;
     const Ahead ahead = at_block(p.ahead, r, DK, sizeof(Source));
     if (p.count == 0) {
-      answer_block<kGate, kDK, kR>(from, p, r, ahead, answer);
+      answer_block<kGate, kDK, kR>(from, p, 0, r, ahead, answer);
+    } else if (p.count == 1 && p.children > 0 && target != nullptr) {
+      Vec sk, sq;
+      step_rows<kGate, kR, kDK, true, true>(from, target + r * DK, DK, p.factors[0], p.row + r, p.probes[0],
+                                            sk, sq, ahead);
+      answer(0, r, kR, sk, sq);
+      answer_block<kGate, kDK, kR>(target + r * DK, p, 1, r, Ahead{}, answer);
     } else if (target != nullptr) {
       fold_rows<kGate, kR, kDK>(from, target + r * DK, p.DK, p.factors, p.count, p.row + r, ahead);
-      answer_block<kGate, kDK, kR>(target + r * DK, p, r, Ahead{}, answer);
+      answer_block<kGate, kDK, kR>(target + r * DK, p, 0, r, Ahead{}, answer);
     } else {
       fold_rows<kGate, kR, kDK>(from, p.block, p.DK, p.factors, p.count, p.row + r, ahead);
-      answer_block<kGate, kDK, kR>(p.block, p, r, Ahead{}, answer);
+      answer_block<kGate, kDK, kR>(p.block, p, 0, r, Ahead{}, answer);
     }
   });
 }

@@ -42,8 +42,8 @@ inline void store_some(T* p, Vec a, int64_t count) {
   }
 }
 
+// Halves by their own width: through memory, or masked, a store would not be forwarded to a load.
 #if defined(__AVX512F__)
-// Halves by their own width: a masked access keeps a store from being forwarded to a load.
 inline Vec load_some(const float* p, int64_t count) {
   if (count == Vec::kWidth / 2) return {_mm512_zextps256_ps512(_mm256_loadu_ps(p))};
   return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p)};
@@ -51,6 +51,15 @@ inline Vec load_some(const float* p, int64_t count) {
 inline void store_some(float* p, Vec a, int64_t count) {
   if (count == Vec::kWidth / 2) return _mm256_storeu_ps(p, _mm512_castps512_ps256(a.x));
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), a.x);
+}
+#elif defined(__AVX2__)
+inline Vec load_some(const float* p, int64_t count) {
+  if (count == Vec::kWidth / 2) return {_mm256_zextps128_ps256(_mm_loadu_ps(p))};
+  return load_some<float>(p, count);
+}
+inline void store_some(float* p, Vec a, int64_t count) {
+  if (count == Vec::kWidth / 2) return _mm_storeu_ps(p, _mm256_castps256_ps128(a.x));
+  store_some<float>(p, a, count);
 }
 #endif
 
