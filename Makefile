@@ -42,12 +42,12 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'tests/cpp/*' 'bench/cpp/*' | grep -E '\.(h|cpp)$$')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'tests/cpp/*' 'bench/cpp/*' | grep -E '\.(h|cpp|cu|cuh)$$')
 
 format: build
 	$(BIN)/ruff check --fix -q .
 	$(BIN)/ruff format -q .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*' 'tests/cpp/*' 'bench/cpp/*' | grep -E '\.(h|cpp)$$')
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*' 'tests/cpp/*' 'bench/cpp/*' | grep -E '\.(h|cpp|cu|cuh)$$')
 
 bench: build
 	$(BIN)/python bench/ops.py

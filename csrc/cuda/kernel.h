@@ -1,6 +1,6 @@
-// What a kernel and its caller agree on: the grid, the stream, and the name of the function that launches. The
-// launch itself is defined in launch.cuh, which only the files with instances include, so that a kernel is
-// compiled where it is instantiated and nowhere else.
+// What a kernel and its caller agree on: the grid, the stream, and the name of the function that launches.
+// The launch itself is defined in launch.cuh, which only the files with instances include, so that a kernel
+// is compiled where it is instantiated and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ struct Launch {
   int64_t shared_bytes = 0;  // dynamic shared memory of a block
 };
 
-// Starts Kernel::run on the grid that Kernel::shape(params) asks for. An empty grid is kOk and starts nothing.
+// Starts Kernel::run on the grid that Kernel::shape(params) asks for. An empty grid is kOk and starts
+// nothing.
 template <typename Kernel>
 Status launch(const typename Kernel::Params& params, Stream stream);
 

@@ -16,12 +16,13 @@ namespace specdec::cuda {
 
 namespace detail {
 
-// Blocks that shall fit on a multiprocessor, which bounds the registers: Kernel::kMinBlocks, 1 where it has none.
+// Blocks that shall fit on a multiprocessor, which bounds the registers: Kernel::kMinBlocks, 1 where it has
+// none.
 template <typename Kernel, typename = void>
 struct MinBlocks : std::integral_constant<int, 1> {};
 template <typename Kernel>
-struct MinBlocks<Kernel, std::void_t<decltype(Kernel::kMinBlocks)>> : std::integral_constant<int, Kernel::kMinBlocks> {
-};
+struct MinBlocks<Kernel, std::void_t<decltype(Kernel::kMinBlocks)>>
+    : std::integral_constant<int, Kernel::kMinBlocks> {};
 
 template <typename Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, MinBlocks<Kernel>::value)
@@ -49,8 +50,9 @@ Status launch(const typename Kernel::Params& params, Stream stream) {
       return error == cudaErrorInvalidValue ? Status::kUnsupported : Status::kLaunchFailed;
     }
   }
-  detail::run<Kernel><<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
-                        Kernel::kThreads, static_cast<size_t>(shape.shared_bytes), stream>>>(params);
+  detail::run<Kernel>
+      <<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
+         Kernel::kThreads, static_cast<size_t>(shape.shared_bytes), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kLaunchFailed;
 }
 

@@ -1,6 +1,6 @@
-// The primitives that kernels are written with: threads, memory, waits, warps, tensor cores and the arithmetic
-// that is not plain C++. docs/cuda.md lists them. For a GPU each is one instruction, and no other file has
-// inline PTX; for the executor they come from csrc/simt/primitives.h.
+// The primitives that kernels are written with: threads, memory, waits, warps, tensor cores and the
+// arithmetic that is not plain C++. docs/cuda.md lists them. For a GPU each is one instruction, and no other
+// file has inline PTX; for the executor they come from csrc/simt/primitives.h.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,8 @@ SPECDEC_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
 SPECDEC_DEVICE int lane() { return thread() % 32; }
 SPECDEC_DEVICE int warp() { return thread() / 32; }
 SPECDEC_DEVICE Index3 block() {
-  return {static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.z)};
+  return {static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(blockIdx.y),
+          static_cast<int32_t>(blockIdx.z)};
 }
 SPECDEC_DEVICE Index3 blocks() {
   return {static_cast<int32_t>(gridDim.x), static_cast<int32_t>(gridDim.y), static_cast<int32_t>(gridDim.z)};
@@ -107,7 +108,7 @@ class Global {
 
   Global() = default;
   SPECDEC_DEVICE explicit Global(T* pointer) : pointer_(pointer) {}
-  template <typename U, typename = std::enable_if_t<std::is_same_v<const U, T>>>
+  template <typename U, typename = std::enable_if_t<std::is_same_v<const U, T> > >
   SPECDEC_DEVICE Global(const Global<U>& other) : pointer_(other.pointer_) {}
 
   SPECDEC_DEVICE Global operator+(int64_t n) const { return Global(pointer_ + n); }
@@ -204,9 +205,11 @@ SPECDEC_DEVICE void copy_async(const S& to, int64_t i, const Global<U>& from, in
   const void* source = from.pointer() + j;
   const int bytes = valid ? kBytes : 0;  // the rest is filled with zeros
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(kBytes), "r"(bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(kBytes),
+                 "r"(bytes)
                  : "memory");
   }
 }
@@ -248,13 +251,13 @@ SPECDEC_DEVICE bool all(bool predicate) { return __all_sync(kAllLanes, predicate
 // --- tensor cores ---
 
 SPECDEC_DEVICE void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
-  cute::SM80_16x8x8_F32TF32TF32F32_TN::fma(d[0], d[1], d[2], d[3], __float_as_uint(a[0]), __float_as_uint(a[1]),
-                                           __float_as_uint(a[2]), __float_as_uint(a[3]), __float_as_uint(b[0]),
-                                           __float_as_uint(b[1]), d[0], d[1], d[2], d[3]);
+  cute::SM80_16x8x8_F32TF32TF32F32_TN::fma(
+      d[0], d[1], d[2], d[3], __float_as_uint(a[0]), __float_as_uint(a[1]), __float_as_uint(a[2]),
+      __float_as_uint(a[3]), __float_as_uint(b[0]), __float_as_uint(b[1]), d[0], d[1], d[2], d[3]);
 }
 SPECDEC_DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  cute::SM80_16x8x16_F32BF16BF16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b[0], b[1], d[0], d[1],
-                                            d[2], d[3]);
+  cute::SM80_16x8x16_F32BF16BF16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b[0], b[1], d[0],
+                                            d[1], d[2], d[3]);
 }
 
 template <int N, typename U>
@@ -280,7 +283,10 @@ SPECDEC_DEVICE void load_matrix_transposed(uint32_t (&r)[N], const Shared<U>& s,
   static_assert(sizeof(U) == 2 && (N == 1 || N == 2 || N == 4));
   const uint32_t row = detail::shared_address(s.pointer() + i);
   if constexpr (N == 1) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(row)
+                 : "memory");
   } else if constexpr (N == 2) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])

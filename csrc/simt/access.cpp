@@ -33,8 +33,9 @@ bool check_global(Executor& executor, const char* verb, const Buffer* buffer, co
                   uint32_t place) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   if (buffer == nullptr) {
-    executor.find(FindingKind::kOutOfBounds, *current, place,
-                  std::string(verb) + " through a pointer " + (address < 4096 ? "that is null" : "to no known buffer"));
+    executor.find(
+        FindingKind::kOutOfBounds, *current, place,
+        std::string(verb) + " through a pointer " + (address < 4096 ? "that is null" : "to no known buffer"));
     return false;
   }
   const auto offset = static_cast<int64_t>(address - buffer->begin());
@@ -56,8 +57,8 @@ void check_values(Executor& executor, const Buffer& buffer, const void* pointer,
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   if (buffer.holds_values(address, static_cast<size_t>(bytes))) return;
   executor.find(FindingKind::kUninitialized, *current, place,
-                bytes_at("reads", bytes, static_cast<int64_t>(address - buffer.begin())) + " of " + buffer.name() +
-                    ", where nobody wrote");
+                bytes_at("reads", bytes, static_cast<int64_t>(address - buffer.begin())) + " of " +
+                    buffer.name() + ", where nobody wrote");
 }
 
 bool check_writable(Executor& executor, const Buffer& buffer, uint32_t place) {
@@ -80,7 +81,8 @@ bool check_shared(Executor& executor, const char* verb, SharedRange range, int64
     return false;
   }
   if (offset % bytes != 0) {
-    executor.find(FindingKind::kMisaligned, *current, place, bytes_at(verb, bytes, offset) + " of shared memory");
+    executor.find(FindingKind::kMisaligned, *current, place,
+                  bytes_at(verb, bytes, offset) + " of shared memory");
     return false;
   }
   if (current->block->shadow.pending(offset, bytes)) {
@@ -180,9 +182,9 @@ void* read_shared(SharedRange range, int64_t offset, int bytes, Where where) {
   if (!check_shared(executor, "reads", range, offset, bytes, place)) return nullptr;
   Block& block = *current->block;
   if (!block.shadow.holds_values(offset, bytes) && !block.shadow.pending(offset, bytes)) {
-    executor.find(FindingKind::kUninitialized, *current, place,
-                  bytes_at("reads", bytes, offset - range.begin) +
-                      " of an array in shared memory, where nobody wrote");
+    executor.find(
+        FindingKind::kUninitialized, *current, place,
+        bytes_at("reads", bytes, offset - range.begin) + " of an array in shared memory, where nobody wrote");
   }
   check_race(executor, "reads", block.shadow.read(offset, bytes, accessor(), place), place);
   executor.access(Access::kSharedRead, static_cast<uint64_t>(offset), bytes, place);

@@ -13,7 +13,8 @@ Block::Block(int thread_count, int64_t bytes)
     : threads(static_cast<size_t>(thread_count)),
       warps(static_cast<size_t>(thread_count / kWarpSize)),
       shared_bytes(bytes),
-      shared(static_cast<char*>(std::aligned_alloc(128, static_cast<size_t>((bytes + 128) / 128 * 128))), std::free),
+      shared(static_cast<char*>(std::aligned_alloc(128, static_cast<size_t>((bytes + 128) / 128 * 128))),
+             std::free),
       shadow(bytes, thread_count / kWarpSize) {
   if (shared == nullptr) throw std::bad_alloc();
   for (size_t w = 0; w < warps.size(); ++w) {
@@ -73,7 +74,8 @@ void Block::run() {
       Warp& warp = warps[static_cast<size_t>(w)];
       while (warp.ready != 0 && !failed) {
         const uint32_t rotated = warp.ready >> rotation | warp.ready << (-rotation & 31);
-        const int lane = static_cast<int>((static_cast<uint32_t>(__builtin_ctz(rotated)) + rotation) % kWarpSize);
+        const int lane =
+            static_cast<int>((static_cast<uint32_t>(__builtin_ctz(rotated)) + rotation) % kWarpSize);
         warp.ready &= ~(uint32_t{1} << lane);
         Thread& thread = *warp.lanes[lane];
         thread.calls = 0;

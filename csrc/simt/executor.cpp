@@ -44,8 +44,8 @@ std::string whereabouts(const Session& session, const Thread& thread) {
 
 }  // namespace
 
-Executor::Executor(Session& session, KernelCounts& counts, cuda::Index3 grid, int threads, int64_t shared_bytes,
-                   void (*body)(const void*), const void* params)
+Executor::Executor(Session& session, KernelCounts& counts, cuda::Index3 grid, int threads,
+                   int64_t shared_bytes, void (*body)(const void*), const void* params)
     : session(session),
       counts(counts),
       requests(session.memory),
@@ -149,7 +149,8 @@ void Executor::report_polling(Block& block, int64_t started, int64_t total) {
       if ((warp.polling >> thread->lane & 1) == 0) continue;
       find(FindingKind::kDeadlock, *thread, thread->place,
            "waits for a flag that nobody sets; " + std::to_string(started) + " of " + std::to_string(total) +
-               " blocks had started, at most " + std::to_string(session.options.resident_blocks) + " at a time");
+               " blocks had started, at most " + std::to_string(session.options.resident_blocks) +
+               " at a time");
     }
   }
 }
@@ -213,7 +214,7 @@ void Executor::finish(Thread& thread) {
   arrive(thread);
 }
 
-void Executor::suspend(Thread& thread, uint32_t Warp::*list) {
+void Executor::suspend(Thread& thread, uint32_t Warp::* list) {
   thread.warp->*list |= uint32_t{1} << thread.lane;
   thread.fiber.yield();
 }
@@ -270,8 +271,8 @@ void Executor::wait_at_barrier(int id, int expected, uint32_t place) {
     barrier.expected = expected;
   } else if (barrier.expected != expected) {
     find(FindingKind::kBarrier, thread, place,
-         "wants " + std::to_string(expected) + " threads at barrier " + std::to_string(id) + ", another wants " +
-             std::to_string(barrier.expected),
+         "wants " + std::to_string(expected) + " threads at barrier " + std::to_string(id) +
+             ", another wants " + std::to_string(barrier.expected),
          {barrier.arrived.front()->index, barrier.arrived.front()->place, false});
   }
   barrier.arrived.push_back(&thread);
@@ -294,7 +295,8 @@ void Executor::release_barrier(Block& block, Barrier& barrier) {
   // Named barriers are how warps with different work meet; the block's barrier is one place for all.
   if (odd != nullptr && first.detail == 0) {
     find(FindingKind::kBarrier, *odd, odd->place,
-         "reaches the block's barrier here, but " + whereabouts(session, first), {first.index, first.place, false});
+         "reaches the block's barrier here, but " + whereabouts(session, first),
+         {first.index, first.place, false});
   }
   for (size_t w = 0; w < released.size(); ++w) {
     if (released[w] == 0) continue;

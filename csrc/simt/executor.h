@@ -42,7 +42,7 @@ class Executor {
   friend struct Block;
   static void thread_main(void* thread);
   void finish(Thread& thread);
-  void suspend(Thread& thread, uint32_t Warp::*list);
+  void suspend(Thread& thread, uint32_t Warp::* list);
   void arrive(Thread& thread);
   void release_barrier(Block& block, Barrier& barrier);
   void report_stuck(Block& block);

@@ -52,7 +52,8 @@ void Buffer::mark(uintptr_t address, size_t bytes, bool flipped) {
   while (bytes > 0) {
     const size_t count = bytes < 8 - offset % 8 ? bytes : 8 - offset % 8;
     const auto part = static_cast<unsigned char>(mask(count) << (offset % 8));
-    bits[offset / 8] = static_cast<unsigned char>(flipped ? bits[offset / 8] | part : bits[offset / 8] & ~part);
+    bits[offset / 8] =
+        static_cast<unsigned char>(flipped ? bits[offset / 8] | part : bits[offset / 8] & ~part);
     offset += count;
     bytes -= count;
   }

@@ -85,7 +85,7 @@ class Memory {
     return add(std::move(name), static_cast<const void*>(data), count * sizeof(T), direction);
   }
 
-  Buffer* find(uintptr_t address);  // null: nothing is registered there
+  Buffer* find(uintptr_t address);      // null: nothing is registered there
   Buffer& at(const std::string& name);  // throws std::out_of_range
   const std::deque<Buffer>& buffers() const { return buffers_; }
   void clear();

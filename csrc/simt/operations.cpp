@@ -69,9 +69,9 @@ float tf32(float x) {
   return float_of_bits(bits & 0xffffe000u);
 }
 
-// D = D + A B on fragments. The lanes' layouts are those of the PTX ISA, "Matrix fragments for mma.m16n8k8" and
-// "mma.m16n8k16 with floating point type": lane = 4 * group + index in the group. Sums are rounded once; the
-// order in which the hardware adds is not specified.
+// D = D + A B on fragments. The lanes' layouts are those of the PTX ISA, "Matrix fragments for mma.m16n8k8"
+// and "mma.m16n8k16 with floating point type": lane = 4 * group + index in the group. Sums are rounded once;
+// the order in which the hardware adds is not specified.
 template <int K, typename Operands, typename LoadA, typename LoadB>
 void multiply(Warp& warp, LoadA load_a, LoadB load_b) {
   double a[16][K], b[K][8];
@@ -98,10 +98,10 @@ void multiply(Warp& warp, LoadA load_a, LoadB load_b) {
 void multiply_tf32(Warp& warp) {
   multiply<8, Tf32Operands>(
       warp,
-      [](const Tf32Operands& mine, int group, int index, double(*a)[8]) {
+      [](const Tf32Operands& mine, int group, int index, double (*a)[8]) {
         for (int r = 0; r < 4; ++r) a[group + r % 2 * 8][index + r / 2 * 4] = tf32(mine.a[r]);
       },
-      [](const Tf32Operands& mine, int group, int index, double(*b)[8]) {
+      [](const Tf32Operands& mine, int group, int index, double (*b)[8]) {
         for (int r = 0; r < 2; ++r) b[index + r * 4][group] = tf32(mine.b[r]);
       });
 }
@@ -112,14 +112,14 @@ void multiply_bf16(Warp& warp) {
   };
   multiply<16, Bf16Operands>(
       warp,
-      [&](const Bf16Operands& mine, int group, int index, double(*a)[16]) {
+      [&](const Bf16Operands& mine, int group, int index, double (*a)[16]) {
         for (int r = 0; r < 4; ++r) {
           for (int part = 0; part < 2; ++part) {
             a[group + r % 2 * 8][index * 2 + part + r / 2 * 8] = half_of(mine.a[r], part);
           }
         }
       },
-      [&](const Bf16Operands& mine, int group, int index, double(*b)[8]) {
+      [&](const Bf16Operands& mine, int group, int index, double (*b)[8]) {
         for (int r = 0; r < 2; ++r) {
           for (int part = 0; part < 2; ++part) b[index * 2 + part + r * 8][group] = half_of(mine.b[r], part);
         }

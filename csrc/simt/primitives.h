@@ -42,7 +42,8 @@ class Global {
 
   Value load(int64_t i, Where where = Where::here()) const {
     Value value{};
-    if (simt::read_global(buffer_, pointer_ + i, sizeof(T), where)) std::memcpy(&value, pointer_ + i, sizeof(T));
+    if (simt::read_global(buffer_, pointer_ + i, sizeof(T), where))
+      std::memcpy(&value, pointer_ + i, sizeof(T));
     return value;
   }
   void store(int64_t i, Value value, Where where = Where::here()) const {
@@ -52,13 +53,15 @@ class Global {
   Pack<Value, N> load_vec(int64_t i, Where where = Where::here()) const {
     static_assert(is_vector_size(N * sizeof(T)));
     Pack<Value, N> pack{};
-    if (simt::read_global(buffer_, pointer_ + i, sizeof(pack), where)) std::memcpy(&pack, pointer_ + i, sizeof(pack));
+    if (simt::read_global(buffer_, pointer_ + i, sizeof(pack), where))
+      std::memcpy(&pack, pointer_ + i, sizeof(pack));
     return pack;
   }
   template <int N>
   void store_vec(int64_t i, const Pack<Value, N>& pack, Where where = Where::here()) const {
     static_assert(is_vector_size(N * sizeof(T)));
-    if (simt::write_global(buffer_, pointer_ + i, sizeof(pack), where)) std::memcpy(pointer_ + i, &pack, sizeof(pack));
+    if (simt::write_global(buffer_, pointer_ + i, sizeof(pack), where))
+      std::memcpy(pointer_ + i, &pack, sizeof(pack));
   }
 
   int32_t load_acquire(int64_t i, Where where = Where::here()) const {
@@ -102,7 +105,8 @@ class Shared {
 
   T load(int64_t i, Where where = Where::here()) const {
     T value{};
-    if (const void* from = simt::read_shared(range_, at(i), sizeof(T), where)) std::memcpy(&value, from, sizeof(T));
+    if (const void* from = simt::read_shared(range_, at(i), sizeof(T), where))
+      std::memcpy(&value, from, sizeof(T));
     return value;
   }
   void store(int64_t i, T value, Where where = Where::here()) const {
@@ -112,13 +116,15 @@ class Shared {
   Pack<T, N> load_vec(int64_t i, Where where = Where::here()) const {
     static_assert(is_vector_size(N * sizeof(T)));
     Pack<T, N> pack{};
-    if (const void* from = simt::read_shared(range_, at(i), sizeof(pack), where)) std::memcpy(&pack, from, sizeof(pack));
+    if (const void* from = simt::read_shared(range_, at(i), sizeof(pack), where))
+      std::memcpy(&pack, from, sizeof(pack));
     return pack;
   }
   template <int N>
   void store_vec(int64_t i, const Pack<T, N>& pack, Where where = Where::here()) const {
     static_assert(is_vector_size(N * sizeof(T)));
-    if (void* to = simt::write_shared(range_, at(i), sizeof(pack), where)) std::memcpy(to, &pack, sizeof(pack));
+    if (void* to = simt::write_shared(range_, at(i), sizeof(pack), where))
+      std::memcpy(to, &pack, sizeof(pack));
   }
 
  private:
@@ -196,7 +202,8 @@ inline bool all(bool predicate, Where where = Where::here()) { return simt::ball
 inline void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2], Where where = Where::here()) {
   simt::mma_tf32(d, a, b, where);
 }
-inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where = Where::here()) {
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                     Where where = Where::here()) {
   simt::mma_bf16(d, a, b, where);
 }
 template <int N, typename U>

@@ -19,8 +19,9 @@ std::string format(const char* pattern, Args... args) {
 long long as_ll(int64_t value) { return value; }
 
 std::string to_string(const char* name, const GlobalTraffic& traffic) {
-  return format("  %s: %lld bytes, %lld requests, %lld sectors (%.2f a request)\n", name, as_ll(traffic.bytes),
-                as_ll(traffic.requests), as_ll(traffic.sectors), traffic.sectors_per_request());
+  return format("  %s: %lld bytes, %lld requests, %lld sectors (%.2f a request)\n", name,
+                as_ll(traffic.bytes), as_ll(traffic.requests), as_ll(traffic.sectors),
+                traffic.sectors_per_request());
 }
 
 }  // namespace
@@ -50,9 +51,9 @@ const char* name_of(FindingKind kind) {
 }
 
 std::string Finding::to_string() const {
-  std::string result =
-      format("%s:%d: %s: %s\n", base_name(file).c_str(), line, name_of(kind), text.c_str());
-  result += format("    in %s, block (%d, %d, %d), thread %d", kernel.c_str(), block.x, block.y, block.z, thread);
+  std::string result = format("%s:%d: %s: %s\n", base_name(file).c_str(), line, name_of(kind), text.c_str());
+  result +=
+      format("    in %s, block (%d, %d, %d), thread %d", kernel.c_str(), block.x, block.y, block.z, thread);
   if (other_thread >= 0) result += format(", against thread %d at line %d", other_thread, other_line);
   if (count > 1) result += format(" (%lld times)", as_ll(count));
   return result + "\n";
@@ -82,8 +83,9 @@ std::string Report::to_string() const {
     result += simt::to_string("written", k.write);
     result += format("  shared: %lld requests, %lld wavefronts, worst %lld-way\n", as_ll(k.shared.requests),
                      as_ll(k.shared.wavefronts), as_ll(k.shared.worst));
-    result += format("  %lld bytes copied asynchronously, %lld flag accesses, %lld barriers, %lld warp barriers\n",
-                     as_ll(k.async_bytes), as_ll(k.flag_accesses), as_ll(k.barriers), as_ll(k.warp_barriers));
+    result +=
+        format("  %lld bytes copied asynchronously, %lld flag accesses, %lld barriers, %lld warp barriers\n",
+               as_ll(k.async_bytes), as_ll(k.flag_accesses), as_ll(k.barriers), as_ll(k.warp_barriers));
     result += format("  %lld shuffles, %lld votes, %lld mma tf32, %lld mma bf16, %lld load_matrix\n",
                      as_ll(k.shuffles), as_ll(k.votes), as_ll(k.mma_tf32), as_ll(k.mma_bf16),
                      as_ll(k.load_matrices));

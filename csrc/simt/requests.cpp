@@ -75,7 +75,8 @@ void RequestCounter::count(std::vector<AccessRecord>* const (&lanes)[kWarpSize])
     for (int l = 0; l < kWarpSize; ++l) {
       seen.clear();
       for (const AccessRecord& record : *lanes[l]) {
-        auto at = std::find_if(seen.begin(), seen.end(), [&](const auto& s) { return s.first == record.key; });
+        auto at =
+            std::find_if(seen.begin(), seen.end(), [&](const auto& s) { return s.first == record.key; });
         if (at == seen.end()) at = seen.insert(seen.end(), {record.key, 0});
         stragglers_.push_back({record.key, at->second++, l, record.address});
       }

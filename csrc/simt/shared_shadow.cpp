@@ -76,12 +76,14 @@ void SharedShadow::split(int64_t granule) {
   for (int byte = 0; byte < kGranule; ++byte) {
     const auto cell = static_cast<size_t>(g.bytes + byte);
     writes_[cell] = writes_[static_cast<size_t>(granule)];
-    std::copy_n(reads_.begin() + granule * warps_, width, reads_.begin() + static_cast<int64_t>(cell * width));
+    std::copy_n(reads_.begin() + granule * warps_, width,
+                reads_.begin() + static_cast<int64_t>(cell * width));
   }
   g.split = true;
 }
 
-Conflict SharedShadow::access(bool write, int64_t offset, int bytes, const Accessor& accessor, uint32_t place) {
+Conflict SharedShadow::access(bool write, int64_t offset, int bytes, const Accessor& accessor,
+                              uint32_t place) {
   Conflict conflict;
   const auto touch = [&](int64_t cell) {
     const Conflict found = write ? write_cell(cell, accessor, place) : read_cell(cell, accessor, place);

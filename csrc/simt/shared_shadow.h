@@ -16,7 +16,7 @@ namespace specdec::simt {
 // The thread that accesses, with its warp's clock.
 struct Accessor {
   int thread = 0;
-  uint32_t epoch = 0;              // of its warp
+  uint32_t epoch = 0;                // of its warp
   const uint32_t* joined = nullptr;  // by warp: the last epoch that comes before
 };
 

@@ -1,5 +1,4 @@
 #include "every_primitive.cuh"
-
 #include "launch.cuh"
 
 namespace specdec::cuda {

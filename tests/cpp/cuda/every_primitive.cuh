@@ -1,5 +1,5 @@
-// A kernel that uses every primitive once: it must compile for every architecture, and simt_test checks what it
-// computes.
+// A kernel that uses every primitive once: it must compile for every architecture, and simt_test checks what
+// it computes.
 #pragma once
 
 #include "primitives.cuh"
@@ -7,11 +7,11 @@
 namespace specdec::cuda {
 
 struct EveryPrimitiveParams {
-  const float* x = nullptr;        // [blocks, 256]
+  const float* x = nullptr;          // [blocks, 256]
   const bfloat16* narrow = nullptr;  // [16, 16]
-  float* y = nullptr;              // [blocks, 64]
-  float* sum = nullptr;            // [1], added to
-  int32_t* flags = nullptr;        // [blocks + 1], zeros: one a block, and the blocks that are done
+  float* y = nullptr;                // [blocks, 64]
+  float* sum = nullptr;              // [1], added to
+  int32_t* flags = nullptr;          // [blocks + 1], zeros: one a block, and the blocks that are done
   int32_t blocks = 0;
 };
 
@@ -57,7 +57,8 @@ struct EveryPrimitive {
     load_matrix(one, narrow, lane() % 8 * 16);
     mma_bf16(d, rows, columns);
     d[0] += static_cast<float>(one[0] == pack_bf16(0.0f, 1.0f)) + float_of(round_to<T>(d[1]));
-    total += d[0] + d[1] + exp(-d[2] * d[2]) + log1p(d[3] * d[3]) + rsqrt(1.0f + d[2] * d[2]) + sqrt(d[3] * d[3]);
+    total +=
+        d[0] + d[1] + exp(-d[2] * d[2]) + log1p(d[3] * d[3]) + rsqrt(1.0f + d[2] * d[2]) + sqrt(d[3] * d[3]);
 
     barrier(1, kThreads);
     tile.store(t, total);
