@@ -63,6 +63,32 @@ inline void store_some(float* p, Vec a, int64_t count) {
 }
 #endif
 
+// x [count] -> out, in float32.
+inline void widen_row(DType dtype, const void* x, int64_t offset, int64_t count, float* out) {
+  visit_dtype(dtype, [&](auto tag) {
+    const auto* from = static_cast<const decltype(tag)*>(x) + offset;
+    int64_t c = 0;
+    for (; c + Vec::kWidth <= count; c += Vec::kWidth) Vec::load(from + c).store(out + c);
+    for (; c < count; ++c) out[c] = to_float(from[c]);
+  });
+}
+
+// out [count] <- x, rounded to its type.
+inline void narrow_row(DType dtype, const float* x, int64_t count, void* out, int64_t offset) {
+  visit_dtype(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    T* to = static_cast<T*>(out) + offset;
+    int64_t c = 0;
+    for (; c + Vec::kWidth <= count; c += Vec::kWidth) store(to + c, Vec::load(x + c));
+    for (; c < count; ++c) to[c] = from_float<T>(x[c]);
+  });
+}
+
+inline void clear_row(DType dtype, int64_t count, void* out, int64_t offset) {
+  const int64_t size = dtype == DType::kFloat32 ? 4 : 2;
+  std::memset(static_cast<char*>(out) + offset * size, 0, count * size);
+}
+
 // f(i, count) for the vectors of [0, n): count is the width, less for the last one.
 template <typename F>
 inline void for_vectors(int64_t n, F&& f) {
