@@ -11,9 +11,11 @@
 #ifdef SPECDEC_SIMT
 #define SPECDEC_DEVICE inline
 #define SPECDEC_HOST_DEVICE inline
+#define SPECDEC_UNROLL
 #else
 #define SPECDEC_DEVICE __device__ __forceinline__
 #define SPECDEC_HOST_DEVICE __host__ __device__ __forceinline__
+#define SPECDEC_UNROLL _Pragma("unroll")  // before a loop whose index picks registers
 #endif
 
 namespace specdec::cuda {

@@ -72,6 +72,22 @@ Accessor accessor() {
   return {thread.index, thread.warp->epoch, thread.warp->joined.data()};
 }
 
+void check_order(Executor& executor, const Buffer& buffer, const void* pointer, int bytes, bool write,
+                 uint32_t place) {
+  if (buffer.direction() == Direction::kInput) return;
+  const GlobalAccessor by{executor.launch, current->block->number, accessor(), &current->known};
+  const size_t offset = reinterpret_cast<uintptr_t>(pointer) - buffer.begin(),
+               size = buffer.end() - buffer.begin();
+  const GlobalConflict other = write ? buffer.shadow.write(offset, bytes, size, by, place)
+                                     : buffer.shadow.read(offset, bytes, size, by, place);
+  if (other.thread < 0) return;
+  executor.find(FindingKind::kRace, *current, place,
+                std::string(write ? "writes " : "reads ") + buffer.name() + " where a thread of " +
+                    (other.same_block ? "this" : "another") + " block " + (other.write ? "writes" : "reads") +
+                    ", with no " + (other.same_block ? "barrier" : "flag") + " between",
+                other);
+}
+
 bool check_shared(Executor& executor, const char* verb, SharedRange range, int64_t offset, int bytes,
                   uint32_t place) {
   if (offset < range.begin || offset + bytes > range.end) {
@@ -85,20 +101,22 @@ bool check_shared(Executor& executor, const char* verb, SharedRange range, int64
                   bytes_at(verb, bytes, offset) + " of shared memory");
     return false;
   }
-  if (current->block->shadow.pending(offset, bytes)) {
+  return true;
+}
+
+void check_touch(Executor& executor, const char* verb, const SharedShadow::Touch& touch, SharedRange range,
+                 int64_t offset, int bytes, uint32_t place) {
+  if (touch.pending) {
     executor.find(FindingKind::kAsyncNotWaited, *current, place,
                   bytes_at(verb, bytes, offset - range.begin) +
                       " of an array in shared memory while an asynchronous copy writes there");
   }
-  return true;
-}
-
-void check_race(Executor& executor, const char* verb, const Conflict& conflict, uint32_t place) {
-  if (conflict.thread < 0) return;
-  executor.find(FindingKind::kRace, *current, place,
-                std::string(verb) + " shared memory that another thread " +
-                    (conflict.write ? "writes" : "reads") + ", with no barrier between",
-                conflict);
+  if (touch.conflict.thread >= 0) {
+    executor.find(FindingKind::kRace, *current, place,
+                  std::string(verb) + " shared memory that another thread " +
+                      (touch.conflict.write ? "writes" : "reads") + ", with no barrier between",
+                  touch.conflict);
+  }
 }
 
 }  // namespace
@@ -119,6 +137,7 @@ bool read_global(const Buffer* buffer, const void* address, int bytes, Where whe
   Executor& executor = begin_call(where, place);
   if (!check_global(executor, "reads", buffer, address, bytes, place)) return false;
   check_values(executor, *buffer, address, bytes, place);
+  check_order(executor, *buffer, address, bytes, false, place);
   executor.access(Access::kGlobalRead, reinterpret_cast<uintptr_t>(address), bytes, place);
   return true;
 }
@@ -128,6 +147,7 @@ bool write_global(Buffer* buffer, void* address, int bytes, Where where) {
   Executor& executor = begin_call(where, place);
   if (!check_global(executor, "writes", buffer, address, bytes, place)) return false;
   if (!check_writable(executor, *buffer, place)) return false;
+  check_order(executor, *buffer, address, bytes, true, place);
   buffer->set_values(reinterpret_cast<uintptr_t>(address), static_cast<size_t>(bytes));
   executor.access(Access::kGlobalWrite, reinterpret_cast<uintptr_t>(address), bytes, place);
   executor.progress();
@@ -145,17 +165,23 @@ bool acquire_global(const Buffer* buffer, const int32_t* address, Where where) {
     thread.place = place;
     executor.poll();
   }
+  executor.acquire(reinterpret_cast<uintptr_t>(address));
   thread.flag = reinterpret_cast<uintptr_t>(address);
   thread.flag_value = *address;
   return true;
 }
 
-bool release_global(Buffer* buffer, void* address, Where where) {
+bool release_global(Buffer* buffer, void* address, bool atomic, Where where) {
   uint32_t place;
   Executor& executor = begin_call(where, place);
   if (!check_global(executor, "updates", buffer, address, sizeof(int32_t), place)) return false;
   if (!check_writable(executor, *buffer, place)) return false;
   buffer->set_values(reinterpret_cast<uintptr_t>(address), sizeof(int32_t));
+  if (atomic) {
+    executor.update(reinterpret_cast<uintptr_t>(address));
+  } else {
+    executor.release(reinterpret_cast<uintptr_t>(address));
+  }
   ++executor.counts.flag_accesses;
   executor.progress();
   return true;
@@ -181,12 +207,13 @@ void* read_shared(SharedRange range, int64_t offset, int bytes, Where where) {
   Executor& executor = begin_call(where, place);
   if (!check_shared(executor, "reads", range, offset, bytes, place)) return nullptr;
   Block& block = *current->block;
-  if (!block.shadow.holds_values(offset, bytes) && !block.shadow.pending(offset, bytes)) {
+  const SharedShadow::Touch touch = block.shadow.read(offset, bytes, accessor(), place);
+  if (touch.unwritten && !touch.pending) {
     executor.find(
         FindingKind::kUninitialized, *current, place,
         bytes_at("reads", bytes, offset - range.begin) + " of an array in shared memory, where nobody wrote");
   }
-  check_race(executor, "reads", block.shadow.read(offset, bytes, accessor(), place), place);
+  check_touch(executor, "reads", touch, range, offset, bytes, place);
   executor.access(Access::kSharedRead, static_cast<uint64_t>(offset), bytes, place);
   return block.shared.get() + offset;
 }
@@ -196,7 +223,8 @@ void* write_shared(SharedRange range, int64_t offset, int bytes, Where where) {
   Executor& executor = begin_call(where, place);
   if (!check_shared(executor, "writes", range, offset, bytes, place)) return nullptr;
   Block& block = *current->block;
-  check_race(executor, "writes", block.shadow.write(offset, bytes, accessor(), place), place);
+  check_touch(executor, "writes", block.shadow.write(offset, bytes, accessor(), place), range, offset, bytes,
+              place);
   block.shadow.set_values(offset, bytes);
   executor.access(Access::kSharedWrite, static_cast<uint64_t>(offset), bytes, place);
   return block.shared.get() + offset;
@@ -211,13 +239,15 @@ void copy_async(SharedRange range, int64_t offset, const Buffer* buffer, const v
   if (valid) {
     if (!check_global(executor, "copies", buffer, source, bytes, place)) return;
     check_values(executor, *buffer, source, bytes, place);
+    check_order(executor, *buffer, source, bytes, false, place);
     executor.access(Access::kGlobalRead, reinterpret_cast<uintptr_t>(source), bytes, place);
     executor.counts.async_bytes += bytes;
   }
   if (!check_shared(executor, "copies to", range, offset, bytes, place)) return;
   Thread& thread = *current;
   SharedShadow& shadow = thread.block->shadow;
-  check_race(executor, "copies to", shadow.write(offset, bytes, accessor(), place), place);
+  check_touch(executor, "copies to", shadow.write(offset, bytes, accessor(), place), range, offset, bytes,
+              place);
   shadow.add_pending(offset, bytes, 1);
   executor.access(Access::kSharedWrite, static_cast<uint64_t>(offset), bytes, place);
   thread.copies.push_back({offset, valid ? source : nullptr, bytes, place, thread.groups});
@@ -247,6 +277,8 @@ void copy_async_wait(int64_t groups_left) {
 }
 
 // --- waits ---
+
+void fence() { current->block->executor->fence(); }
 
 void barrier(int id, int threads, Where where) {
   uint32_t place;

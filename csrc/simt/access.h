@@ -26,7 +26,7 @@ bool read_global(const Buffer* buffer, const void* address, int bytes, Where whe
 bool write_global(Buffer* buffer, void* address, int bytes, Where where);
 // As above for flags and counters; an acquire of a value that has not changed lets other threads run.
 bool acquire_global(const Buffer* buffer, const int32_t* address, Where where);
-bool release_global(Buffer* buffer, void* address, Where where);
+bool release_global(Buffer* buffer, void* address, bool atomic, Where where);
 
 // `offset` elements of `bytes` each lie behind range.begin + at.
 SharedRange take_shared(int64_t used, int64_t bytes, Where where);
@@ -42,6 +42,7 @@ void copy_async_wait(int64_t groups_left);
 void barrier(int id, int threads, Where where);
 void block_barrier(Where where);
 void warp_barrier(Where where);
+void fence();
 
 // Operations of a warp: all lanes give their operands and get their results.
 uint32_t shuffle(uint32_t value, int source_lane, Where where);

@@ -32,8 +32,9 @@ Block::Block(int thread_count, int64_t bytes)
   }
 }
 
-void Block::start(cuda::Index3 at, uint64_t seed) {
+void Block::start(cuda::Index3 at, int64_t in_grid, uint64_t seed) {
   index = at;
+  number = in_grid;
   done = 0;
   failed = false;
   std::mt19937_64 random(seed);
@@ -61,6 +62,7 @@ void Block::start(cuda::Index3 at, uint64_t seed) {
     thread.records.clear();
     thread.copies.clear();
     thread.groups = 0;
+    thread.known = thread.learned = thread.fenced = nullptr;
     thread.flag = 0;
     thread.fiber.start(&Executor::thread_main, &thread);
   }

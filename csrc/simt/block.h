@@ -7,6 +7,7 @@
 
 #include "fiber.h"
 #include "kernel.h"
+#include "order.h"
 #include "requests.h"
 #include "shared_shadow.h"
 
@@ -42,6 +43,10 @@ struct Thread {
   std::vector<AsyncCopy> copies;  // issued, not landed, oldest first
   int64_t groups = 0;             // committed
 
+  KnowledgePtr known;    // of other blocks
+  KnowledgePtr learned;  // by atomics since the last fence
+  KnowledgePtr fenced;   // what an atomic publishes
+
   uintptr_t flag = 0;  // what it acquired last: the same value again means that it spins
   int32_t flag_value = 0;
   int64_t calls = 0;  // since it was resumed
@@ -68,6 +73,7 @@ struct Block {
 
   Executor* executor = nullptr;
   cuda::Index3 index;
+  int64_t number = 0;  // in the grid
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Barrier barriers[kBarriers];
@@ -80,7 +86,7 @@ struct Block {
   bool failed = false;          // cannot go on
 
   // A block of the grid moves in.
-  void start(cuda::Index3 at, uint64_t seed);
+  void start(cuda::Index3 at, int64_t number, uint64_t seed);
   // Runs threads until none is ready.
   void run();
 };

@@ -45,13 +45,14 @@ std::string whereabouts(const Session& session, const Thread& thread) {
 }  // namespace
 
 Executor::Executor(Session& session, KernelCounts& counts, cuda::Index3 grid, int threads,
-                   int64_t shared_bytes, void (*body)(const void*), const void* params)
+                   int64_t shared_bytes, uint32_t launch, void (*body)(const void*), const void* params)
     : session(session),
       counts(counts),
       requests(session.memory),
       grid(grid),
       threads(threads),
       shared_bytes(shared_bytes),
+      launch(launch),
       body_(body),
       params_(params) {}
 
@@ -64,14 +65,15 @@ void Executor::run() {
   std::mt19937_64 random(session.options.seed);
   std::shuffle(order.begin(), order.end(), random);
 
-  // A thread may look at a flag a few times for other reasons than to wait for it.
-  constexpr int kIdleRounds = 1000;
+  // Rounds over the blocks in which no memory changed, and in which no block came or went. A thread may look
+  // at a flag a few times for other reasons than to wait for it, and may change memory while it waits.
+  constexpr int kMostIdleRounds = 1000, kBusyRounds = 100, kMostBusyRounds = 1'000'000;
   int64_t started = 0;
-  int idle_rounds = 0;
+  int idle_rounds = 0, busy_rounds = 0;
   while (started < total || !active_.empty()) {
     const bool may_start =
         started < total && active_.size() < static_cast<size_t>(session.options.resident_blocks);
-    if (active_.empty() || (may_start && idle_rounds > 0)) {
+    if (active_.empty() || (may_start && (idle_rounds > 0 || busy_rounds > kBusyRounds))) {
       if (spare_.empty()) {
         spare_.push_back(std::make_unique<Block>(threads, shared_bytes));
         spare_.back()->executor = this;
@@ -81,9 +83,10 @@ void Executor::run() {
       spare_.pop_back();
       active_.back()->start({static_cast<int32_t>(i % grid.x), static_cast<int32_t>(i / grid.x % grid.y),
                              static_cast<int32_t>(i / grid.x / grid.y)},
-                            random());
-      idle_rounds = 0;
+                            i, random());
+      idle_rounds = busy_rounds = 0;
     }
+    ++busy_rounds;
     const int64_t before = progress_;
     for (size_t b = 0; b < active_.size();) {
       Block& block = *active_[b];
@@ -97,12 +100,13 @@ void Executor::run() {
       }
       if (block.done < threads && !block.failed) report_stuck(block);
       ++progress_;
+      busy_rounds = 0;
       spare_.push_back(std::move(active_[b]));
       active_.erase(active_.begin() + static_cast<int64_t>(b));
       if (block.done < threads) abandon(block);
     }
     idle_rounds = progress_ == before ? idle_rounds + 1 : 0;
-    if (idle_rounds > kIdleRounds) {
+    if (idle_rounds > kMostIdleRounds || busy_rounds > kMostBusyRounds) {
       for (auto& block : active_) {
         report_polling(*block, started, total);
         abandon(*block);
@@ -253,7 +257,12 @@ void Executor::wait_for_warp(Sync sync, int detail, void* operands, uint32_t pla
     return suspend(thread, &Warp::waiting);
   }
   execute_operation(warp);
-  if (sync == Sync::kWarpBarrier) warp.joined[static_cast<size_t>(warp.index)] = warp.epoch++;
+  if (sync == Sync::kWarpBarrier) {
+    warp.joined[static_cast<size_t>(warp.index)] = warp.epoch++;
+    KnowledgePtr known;
+    for (const Thread* other : warp.lanes) known = merged(known, other->known);
+    for (Thread* other : warp.lanes) other->known = known;
+  }
   warp.at_operation = 0;
   warp.ready |= warp.waiting;
   warp.waiting = 0;
@@ -315,9 +324,40 @@ void Executor::release_barrier(Block& block, Barrier& barrier) {
     warp.waiting &= ~released[w];
     warp.ready |= released[w];
   }
+  KnowledgePtr known;
+  for (const Thread* thread : barrier.arrived) known = merged(known, thread->known);
+  for (Thread* thread : barrier.arrived) thread->known = known;
   barrier.arrived.clear();
   ++counts.barriers;
   ++progress_;
+}
+
+// --- flags between blocks ---
+
+KnowledgePtr Executor::knowledge_of(const Thread& thread) const {
+  auto own = std::make_shared<Knowledge>();
+  BlockClock& clock = (*own)[thread.block->number];
+  clock.joined = thread.warp->joined;
+  clock.threads[thread.index] = thread.warp->epoch;
+  return merged(thread.known, own);
+}
+
+void Executor::acquire(uintptr_t flag) {
+  const auto carried = flags_.find(flag);
+  if (carried != flags_.end()) current->known = merged(current->known, carried->second);
+}
+
+void Executor::release(uintptr_t flag) { flags_[flag] = knowledge_of(*current); }
+
+void Executor::update(uintptr_t flag) {
+  KnowledgePtr& carried = flags_[flag];
+  current->learned = merged(current->learned, carried);
+  carried = merged(carried, current->fenced);
+}
+
+void Executor::fence() {
+  current->known = merged(current->known, std::exchange(current->learned, nullptr));
+  current->fenced = knowledge_of(*current);
 }
 
 // --- accesses and findings ---

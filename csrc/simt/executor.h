@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace specdec::simt {
 class Executor {
  public:
   Executor(Session& session, KernelCounts& counts, cuda::Index3 grid, int threads, int64_t shared_bytes,
-           void (*body)(const void*), const void* params);
+           uint32_t launch, void (*body)(const void*), const void* params);
 
   void run();
 
@@ -31,12 +32,19 @@ class Executor {
 
   void progress() { ++progress_; }
 
+  // What flags carry between blocks.
+  void acquire(uintptr_t flag);
+  void release(uintptr_t flag);
+  void update(uintptr_t flag);  // an atomic
+  void fence();
+
   Session& session;
   KernelCounts& counts;
   RequestCounter requests;
   const cuda::Index3 grid;
   const int threads;
   const int64_t shared_bytes;
+  const uint32_t launch;
 
  private:
   friend struct Block;
@@ -44,6 +52,7 @@ class Executor {
   void finish(Thread& thread);
   void suspend(Thread& thread, uint32_t Warp::* list);
   void arrive(Thread& thread);
+  KnowledgePtr knowledge_of(const Thread& thread) const;
   void release_barrier(Block& block, Barrier& barrier);
   void report_stuck(Block& block);
   void report_polling(Block& block, int64_t started, int64_t total);
@@ -53,6 +62,7 @@ class Executor {
   void (*body_)(const void*);
   const void* params_;
   std::vector<std::unique_ptr<Block>> active_, spare_;
+  std::map<uintptr_t, KnowledgePtr> flags_;
   int64_t progress_ = 0;  // moves with everything that a polling thread might wait for
 };
 

@@ -6,29 +6,15 @@
 #include <deque>
 #include <string>
 
+#include "global_shadow.h"
+#include "reservation.h"
+
 namespace specdec::simt {
 
 enum class Direction {
   kInput,   // holds values; must not be written
   kOutput,  // holds none: only what was written may be read. Workspaces, too.
   kBoth,    // holds values; may be written
-};
-
-// Address space that costs only the pages that are touched: a pool beyond 2^31 elements, or one bit a byte.
-class Reservation {
- public:
-  Reservation() = default;
-  explicit Reservation(size_t bytes);  // reads as zeros
-  ~Reservation();
-  Reservation(Reservation&& other) noexcept;
-  Reservation& operator=(Reservation&& other) noexcept;
-
-  void* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
 };
 
 struct Traffic {  // of one buffer, in bytes; an address counts once in a request of a warp
@@ -58,6 +44,7 @@ class Buffer {
   int64_t bytes_with_values() const;
 
   mutable Traffic traffic;
+  mutable GlobalShadow shadow;
 
  private:
   static uint32_t mask(size_t bytes) { return (uint32_t{1} << bytes) - 1; }

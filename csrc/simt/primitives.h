@@ -70,11 +70,11 @@ class Global {
   }
   void store_release(int64_t i, int32_t value, Where where = Where::here()) const {
     static_assert(std::is_same_v<T, int32_t>);
-    if (simt::release_global(buffer_, pointer_ + i, where)) pointer_[i] = value;
+    if (simt::release_global(buffer_, pointer_ + i, false, where)) pointer_[i] = value;
   }
   Value atomic_add(int64_t i, Value value, Where where = Where::here()) const {
     static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, float>);
-    if (!simt::release_global(buffer_, pointer_ + i, where)) return Value{};
+    if (!simt::release_global(buffer_, pointer_ + i, true, where)) return Value{};
     const Value before = pointer_[i];
     pointer_[i] = before + value;
     return before;
@@ -171,7 +171,7 @@ void copy_async_wait() {
 inline void barrier(Where where = Where::here()) { simt::block_barrier(where); }
 inline void barrier(int id, int threads, Where where = Where::here()) { simt::barrier(id, threads, where); }
 inline void warp_barrier(Where where = Where::here()) { simt::warp_barrier(where); }
-inline void fence() {}  // the executor runs one thread at a time
+inline void fence() { simt::fence(); }
 
 // --- warps ---
 

@@ -25,7 +25,7 @@ Status Session::run(const char* kernel, cuda::Index3 grid, int threads, int64_t 
   }
   ++counts->launches;
   counts->shared_bytes = std::max(counts->shared_bytes, shared_bytes);
-  Executor(*this, *counts, grid, threads, shared_bytes, body, params).run();
+  Executor(*this, *counts, grid, threads, shared_bytes, ++launches_, body, params).run();
   return Status::kOk;
 }
 

@@ -33,6 +33,9 @@ class Session {
   Options options;
   Report report;
   Places places;
+
+ private:
+  uint32_t launches_ = 0;
 };
 
 }  // namespace specdec::simt

@@ -36,26 +36,8 @@ SharedShadow::Granule& SharedShadow::current(int64_t granule) {
   return g;
 }
 
-bool SharedShadow::holds_values(int64_t offset, int bytes) const {
-  bool result = true;
-  for_granules(offset, bytes, [&](int64_t granule, uint8_t mask) {
-    const Granule& g = granules_[static_cast<size_t>(granule)];
-    result = result && g.block == block_ && (g.values & mask) == mask;
-  });
-  return result;
-}
-
 void SharedShadow::set_values(int64_t offset, int bytes) {
   for_granules(offset, bytes, [&](int64_t granule, uint8_t mask) { current(granule).values |= mask; });
-}
-
-bool SharedShadow::pending(int64_t offset, int bytes) const {
-  bool result = false;
-  for_granules(offset, bytes, [&](int64_t granule, uint8_t) {
-    const Granule& g = granules_[static_cast<size_t>(granule)];
-    result = result || (g.block == block_ && g.copies != 0);
-  });
-  return result;
 }
 
 void SharedShadow::add_pending(int64_t offset, int bytes, int count) {
@@ -82,39 +64,7 @@ void SharedShadow::split(int64_t granule) {
   g.split = true;
 }
 
-Conflict SharedShadow::access(bool write, int64_t offset, int bytes, const Accessor& accessor,
-                              uint32_t place) {
-  Conflict conflict;
-  const auto touch = [&](int64_t cell) {
-    const Conflict found = write ? write_cell(cell, accessor, place) : read_cell(cell, accessor, place);
-    if (conflict.thread < 0) conflict = found;
-  };
-  for_granules(offset, bytes, [&](int64_t granule, uint8_t mask) {
-    Granule& g = granules_[static_cast<size_t>(granule)];
-    if (mask != 15 && !g.split) split(granule);
-    if (!g.split) return touch(granule);
-    for (int byte = 0; byte < kGranule; ++byte) {
-      if ((mask >> byte & 1) != 0) touch(g.bytes + byte);
-    }
-    if (write && mask == 15) {
-      // Whatever came before comes before this write, or was reported: the bytes are one again.
-      g.split = false;
-      writes_[static_cast<size_t>(granule)] = writes_[static_cast<size_t>(g.bytes)];
-      std::fill_n(reads_.begin() + granule * warps_, warps_, Read{});
-    }
-  });
-  return conflict;
-}
-
-Conflict SharedShadow::read(int64_t offset, int bytes, const Accessor& accessor, uint32_t place) {
-  return access(false, offset, bytes, accessor, place);
-}
-
-Conflict SharedShadow::write(int64_t offset, int bytes, const Accessor& accessor, uint32_t place) {
-  return access(true, offset, bytes, accessor, place);
-}
-
-Conflict SharedShadow::read_cell(int64_t cell, const Accessor& accessor, uint32_t place) {
+inline Conflict SharedShadow::read_cell(int64_t cell, const Accessor& accessor, uint32_t place) {
   Conflict conflict;
   const Write& last = writes_[static_cast<size_t>(cell)];
   if (last.thread >= 0 && last.thread != accessor.thread && last.epoch > accessor.joined[last.thread / 32]) {
@@ -127,7 +77,7 @@ Conflict SharedShadow::read_cell(int64_t cell, const Accessor& accessor, uint32_
   return conflict;
 }
 
-Conflict SharedShadow::write_cell(int64_t cell, const Accessor& accessor, uint32_t place) {
+inline Conflict SharedShadow::write_cell(int64_t cell, const Accessor& accessor, uint32_t place) {
   Conflict conflict;
   Write& last = writes_[static_cast<size_t>(cell)];
   if (last.thread >= 0 && last.thread != accessor.thread && last.epoch > accessor.joined[last.thread / 32]) {
@@ -143,5 +93,35 @@ Conflict SharedShadow::write_cell(int64_t cell, const Accessor& accessor, uint32
   last = {accessor.epoch, place, accessor.thread};
   return conflict;
 }
+
+template <bool kWrite>
+SharedShadow::Touch SharedShadow::touch(int64_t offset, int bytes, const Accessor& accessor, uint32_t place) {
+  Touch result;
+  const auto touch_cell = [&](int64_t cell) {
+    const Conflict found = kWrite ? write_cell(cell, accessor, place) : read_cell(cell, accessor, place);
+    if (result.conflict.thread < 0) result.conflict = found;
+  };
+  for_granules(offset, bytes, [&](int64_t granule, uint8_t mask) {
+    Granule& g = granules_[static_cast<size_t>(granule)];
+    const bool current = g.block == block_;
+    result.pending = result.pending || (current && g.copies != 0);
+    result.unwritten = result.unwritten || !current || (g.values & mask) != mask;
+    if (mask != 15 && !g.split) split(granule);
+    if (!g.split) return touch_cell(granule);
+    for (int byte = 0; byte < kGranule; ++byte) {
+      if ((mask >> byte & 1) != 0) touch_cell(g.bytes + byte);
+    }
+    if (kWrite && mask == 15) {
+      // Whatever came before comes before this write, or was reported: the bytes are one again.
+      g.split = false;
+      writes_[static_cast<size_t>(granule)] = writes_[static_cast<size_t>(g.bytes)];
+      std::fill_n(reads_.begin() + granule * warps_, warps_, Read{});
+    }
+  });
+  return result;
+}
+
+template SharedShadow::Touch SharedShadow::touch<false>(int64_t, int, const Accessor&, uint32_t);
+template SharedShadow::Touch SharedShadow::touch<true>(int64_t, int, const Accessor&, uint32_t);
 
 }  // namespace specdec::simt

@@ -33,14 +33,21 @@ class SharedShadow {
   // Forgets which bytes hold values. Epochs of the next block must lie above those of the last.
   void start_block() { ++block_; }
 
-  Conflict read(int64_t offset, int bytes, const Accessor& accessor, uint32_t place);
-  Conflict write(int64_t offset, int bytes, const Accessor& accessor, uint32_t place);
+  // Checks an access and remembers it.
+  struct Touch {
+    Conflict conflict;
+    bool pending = false;    // an asynchronous copy to these bytes has been issued and has not landed
+    bool unwritten = false;  // not all of the bytes hold values
+  };
+  Touch read(int64_t offset, int bytes, const Accessor& accessor, uint32_t place) {
+    return touch<false>(offset, bytes, accessor, place);
+  }
+  Touch write(int64_t offset, int bytes, const Accessor& accessor, uint32_t place) {
+    return touch<true>(offset, bytes, accessor, place);
+  }
 
-  bool holds_values(int64_t offset, int bytes) const;
   void set_values(int64_t offset, int bytes);
-
-  // Asynchronous copies that have been issued to these bytes and have not landed.
-  bool pending(int64_t offset, int bytes) const;
+  // Asynchronous copies that have been issued to these bytes, less those that have landed.
   void add_pending(int64_t offset, int bytes, int count);
 
  private:
@@ -60,7 +67,8 @@ class SharedShadow {
   };
 
   Granule& current(int64_t granule);
-  Conflict access(bool write, int64_t offset, int bytes, const Accessor& accessor, uint32_t place);
+  template <bool kWrite>
+  Touch touch(int64_t offset, int bytes, const Accessor& accessor, uint32_t place);
   Conflict read_cell(int64_t cell, const Accessor& accessor, uint32_t place);
   Conflict write_cell(int64_t cell, const Accessor& accessor, uint32_t place);
   void split(int64_t granule);

@@ -13,72 +13,13 @@
 #include <random>
 #include <vector>
 
+#include "buffer.h"
 #include "ops.h"
 
 namespace specdec::test {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 inline const Gate kGates[] = {Gate::kNone, Gate::kHead, Gate::kChannel};
 inline const Update kUpdates[] = {Update::kAdditive, Update::kDelta};
-
-inline float widen(const void* data, DType dtype, int64_t i) {
-  if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  if (dtype == DType::kBFloat16) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float out;
-    std::memcpy(&out, &wide, 4);
-    return out;
-  }
-  const int exponent = (bits >> 10) & 31;
-  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
-  if (exponent == 31) return bits & 0x3ff ? std::numeric_limits<float>::quiet_NaN() : sign * INFINITY;
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(bits & 0x3ff), -24);
-  return sign * std::ldexp(static_cast<float>((bits & 0x3ff) | 0x400), exponent - 25);
-}
-
-// A buffer of elements of one dtype.
-struct Buffer {
-  DType dtype = DType::kFloat32;
-  std::vector<float> f32;
-  std::vector<uint16_t> half;
-
-  Buffer() = default;
-  Buffer(DType type, int64_t count) : dtype(type) {
-    if (type == DType::kFloat32) {
-      f32.assign(count, kNaN);
-    } else {
-      half.assign(count, 0x7fffu);  // NaN in both
-    }
-  }
-  void* data() { return dtype == DType::kFloat32 ? static_cast<void*>(f32.data()) : half.data(); }
-  const void* data() const {
-    return dtype == DType::kFloat32 ? static_cast<const void*>(f32.data()) : half.data();
-  }
-  size_t bytes() const { return f32.size() * 4 + half.size() * 2; }
-  double operator[](int64_t i) const { return widen(data(), dtype, i); }
-  void set(int64_t i, float x) {
-    if (dtype == DType::kFloat32) {
-      f32[i] = x;
-      return;
-    }
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if (dtype == DType::kBFloat16) {
-      half[i] = static_cast<uint16_t>(bits >> 16);  // truncation: any representable number will do
-    } else {
-      const int exponent = static_cast<int>((bits >> 23) & 255) - 112;
-      half[i] = static_cast<uint16_t>(((bits >> 16) & 0x8000u) |
-                                      (exponent <= 0 ? 0u : (exponent << 10) | ((bits >> 13) & 0x3ffu)));
-    }
-  }
-  bool operator==(const Buffer& other) const { return f32 == other.f32 && half == other.half; }
-};
-
-inline bool same_bits(const Buffer& a, const Buffer& b) {
-  return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
-}
 
 struct Shape {
   Gate gate = Gate::kHead;
@@ -87,17 +28,19 @@ struct Shape {
   DType dtype = DType::kFloat32;
   DType state = DType::kFloat32;
   bool qk_l2norm = true;
+  int64_t gap = 5;  // elements of poison between two tokens of an input
 };
 
 // A [B, N, H, D] tensor inside a wider buffer: every row is followed by poison.
 struct Tensor {
   Buffer buffer;
   Strides stride;
+  int64_t heads = 0;
 
   Tensor() = default;
-  Tensor(DType dtype, int64_t B, int64_t N, int64_t H, int64_t D) {
-    stride = {(N + 1) * (H * D + 5), H * D + 5, D};
-    buffer = Buffer(dtype, B * stride.b);
+  Tensor(DType dtype, const Shape& s, int64_t H, int64_t D) : heads(H) {
+    stride = {(s.N + 1) * (H * D + s.gap), H * D + s.gap, D};
+    buffer = Buffer(dtype, s.B * stride.b);
   }
   int64_t at(int64_t b, int64_t n, int64_t h, int64_t d = 0) const {
     return b * stride.b + n * stride.n + h * stride.h + d;
@@ -120,13 +63,13 @@ struct Problem {
 
   Problem(const Shape& s, uint32_t seed) : shape(s), random(seed) {
     decays = s.gate == Gate::kNone ? 0 : s.gate == Gate::kHead ? 1 : s.DK;
-    q = fill(Tensor(s.dtype, s.B, s.N, s.HK, s.DK), [&] { return uniform(-1.0f, 1.0f); });
+    q = fill(Tensor(s.dtype, s, s.HK, s.DK), [&] { return uniform(-1.0f, 1.0f); });
     // Keys of at most unit length keep the delta rule stable.
     const float unit = s.qk_l2norm ? 3.0f : 1.0f / std::sqrt(static_cast<float>(s.DK));
-    k = fill(Tensor(s.dtype, s.B, s.N, s.HK, s.DK), [&] { return unit * uniform(-1.0f, 1.0f); });
-    v = fill(Tensor(s.dtype, s.B, s.N, s.HV, s.DV), [&] { return uniform(-1.0f, 1.0f); });
+    k = fill(Tensor(s.dtype, s, s.HK, s.DK), [&] { return unit * uniform(-1.0f, 1.0f); });
+    v = fill(Tensor(s.dtype, s, s.HV, s.DV), [&] { return uniform(-1.0f, 1.0f); });
     if (decays > 0) {
-      g = fill(Tensor(DType::kFloat32, s.B, s.N, s.HV, decays), [&] {
+      g = fill(Tensor(DType::kFloat32, s, s.HV, decays), [&] {
         // Mostly mild, some strong, some saturated.
         const float pick = uniform(0.0f, 1.0f);
         if (pick < 0.01f) return -std::numeric_limits<float>::infinity();
@@ -134,7 +77,7 @@ struct Problem {
       });
     }
     if (s.update == Update::kDelta) {
-      beta = fill(Tensor(DType::kFloat32, s.B, s.N, s.HV, 1), [&] { return uniform(0.0f, 1.9f); });
+      beta = fill(Tensor(DType::kFloat32, s, s.HV, 1), [&] { return uniform(0.0f, 1.9f); });
     }
     pool = s.B + 2;
     slots.resize(pool);
@@ -159,10 +102,9 @@ struct Problem {
 
   template <typename F>
   Tensor fill(Tensor t, F&& next) {
-    const int64_t heads = (t.stride.n - 5) / t.stride.h;
     for (int64_t b = 0; b < shape.B; ++b) {
       for (int64_t n = 0; n < shape.N; ++n) {
-        for (int64_t i = 0; i < heads * t.stride.h; ++i) t.buffer.set(t.at(b, n, 0, i), next());
+        for (int64_t i = 0; i < t.heads * t.stride.h; ++i) t.buffer.set(t.at(b, n, 0, i), next());
       }
     }
     return t;
@@ -196,6 +138,11 @@ struct Problem {
     return p;
   }
 
+  // The backend under test.
+  virtual ~Problem() = default;
+  virtual Status call(const VerifyParams& p) const { return cpu::verify(p); }
+  virtual Status call(const CommitParams& p) const { return cpu::commit(p); }
+
   // Runs p (its output pointers are set here).
   Outputs run(VerifyParams p, Status expected = Status::kOk) const {
     const int64_t rows = p.B * p.N;
@@ -207,7 +154,7 @@ struct Problem {
     p.k_out = o.k.f32.data();
     p.u_out = o.u.f32.data();
     p.g_out = decays > 0 ? o.g.f32.data() : nullptr;
-    EXPECT_EQ(cpu::verify(p), expected);
+    EXPECT_EQ(call(p), expected);
     return o;
   }
 

@@ -15,7 +15,7 @@ void read_of_neighbour(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, ReadWithoutBarrier) {
+TEST(SimtRaces, ReadWithoutBarrier) {
   // Where the reader comes first, the place holds no value either: that is another finding.
   expect_race<read_of_neighbour<true>, read_of_neighbour<false>>(
       [](int here, int there) { return here == 40 && there == 3; });
@@ -32,7 +32,7 @@ void overwritten_too_early(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, WriteOfWhatOthersStillRead) {
+TEST(SimtRaces, WriteOfWhatOthersStillRead) {
   expect_found<overwritten_too_early<true>, overwritten_too_early<false>>(
       FindingKind::kRace, between([](int here, int there) { return here == 127 - there; }));
 }
@@ -43,7 +43,7 @@ void two_writers(const TestBuffers&, SharedArena shared) {
   HERE THERE s.store(kFault && thread() == 77 ? 5 : thread(), 1.0f);
 }
 
-TEST(SimtFaults, TwoWriters) {
+TEST(SimtRaces, TwoWriters) {
   expect_found<two_writers<true>, two_writers<false>>(
       FindingKind::kRace, between([](int here, int there) { return here + there == 77 + 5; }));
 }
@@ -62,7 +62,7 @@ void exchange_in_warp(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, ShuffleInsteadOfWarpBarrier) {
+TEST(SimtRaces, ShuffleInsteadOfWarpBarrier) {
   expect_found<exchange_in_warp<true>, exchange_in_warp<false>>(
       FindingKind::kRace, between([](int here, int there) { return here == (there ^ 1); }));
 }
@@ -84,7 +84,7 @@ void half_of_the_block(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, NamedBarrierOfOtherWarps) {
+TEST(SimtRaces, NamedBarrierOfOtherWarps) {
   expect_race<half_of_the_block<true>, half_of_the_block<false>>(
       [](int here, int there) { return here < 32 && there == here + 64; });
 }
@@ -108,7 +108,7 @@ void relay(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, OrderTravelsThroughAThirdWarp) {
+TEST(SimtRaces, OrderTravelsThroughAThirdWarp) {
   expect_race<relay<true>, relay<false>, 96>([](int here, int there) { return here == there + 64; });
 }
 
@@ -126,7 +126,7 @@ void halves(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), float_of(s.load(127 - thread())));
 }
 
-TEST(SimtFaults, HalvesOfAWord) {
+TEST(SimtRaces, HalvesOfAWord) {
   expect_race<halves<true>, halves<false>>([](int here, int there) { return here + there == 17; });
 }
 
@@ -143,7 +143,7 @@ void copy_without_wait(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, CopyNotWaitedFor) {
+TEST(SimtRaces, CopyNotWaitedFor) {
   expect_found<copy_without_wait<true>, copy_without_wait<false>>(FindingKind::kAsyncNotWaited, at_here);
 }
 
@@ -161,7 +161,7 @@ void copy_wait_for_fewer(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, WaitForTooFewGroups) {
+TEST(SimtRaces, WaitForTooFewGroups) {
   expect_found<copy_wait_for_fewer<true>, copy_wait_for_fewer<false>>(FindingKind::kAsyncNotWaited, at_here);
 }
 
@@ -178,7 +178,7 @@ void copies_of_others(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, CopiesOfOthersWithoutABarrier) {
+TEST(SimtRaces, CopiesOfOthersWithoutABarrier) {
   // Whether the other copy has landed depends on the order: it is a race, or an access under a copy.
   expect_race<copies_of_others<true>, copies_of_others<false>>(
       [](int here, int there) { return here == (there ^ 1); });
@@ -200,7 +200,7 @@ void refill(const TestBuffers& p, SharedArena shared) {
   Global<float>(p.out).store(thread(), x);
 }
 
-TEST(SimtFaults, RefillOfABufferInUse) {
+TEST(SimtRaces, RefillOfABufferInUse) {
   expect_race<refill<true>, refill<false>>([](int here, int there) { return here == 127 - there; });
 }
 
@@ -212,7 +212,7 @@ void copy_left_behind(const TestBuffers& p, SharedArena shared) {
   if (!kFault || thread() != 70) copy_async_wait<0>();
 }
 
-TEST(SimtFaults, CopyNeverWaitedFor) {
+TEST(SimtRaces, CopyNeverWaitedFor) {
   expect_found<copy_left_behind<true>, copy_left_behind<false>>(FindingKind::kAsyncNotWaited, at(70));
 }
 
@@ -225,9 +225,90 @@ void copy_without_commit(const TestBuffers& p, SharedArena shared) {
   copy_async_wait<0>();
 }
 
-TEST(SimtFaults, CopyNotCommitted) {
+TEST(SimtRaces, CopyNotCommitted) {
   expect_found<copy_without_commit<true>, copy_without_commit<false>>(FindingKind::kAsyncNotWaited, at_here);
 }
+
+// --- global memory ---
+
+template <bool kFault>
+void through_global(const TestBuffers& p, SharedArena) {
+  const Global<float> out(p.out);
+  THERE out.store(thread(), 1.0f);
+  if (!kFault) barrier();
+  HERE const float x = out.load(127 - thread());
+  out.store(128 + thread(), x);
+}
+
+TEST(SimtRaces, GlobalMemoryWithinABlock) {
+  expect_race<through_global<true>, through_global<false>>(
+      [](int here, int there) { return here == 127 - there; });
+}
+
+template <bool kFault>
+void overlapping_blocks(const TestBuffers& p, SharedArena) {
+  const int size = kFault ? 127 : 128;
+  HERE THERE Global<float>(p.out).store(size * block().x + thread(), 1.0f);
+}
+
+TEST(SimtRaces, BlocksThatWriteTheSame) {
+  expect_found<overlapping_blocks<true>, overlapping_blocks<false>>(
+      FindingKind::kRace, between([](int here, int there) { return here + there == 127; }), 4);
+}
+
+// Neighbouring halves of a word may belong to different blocks.
+template <bool kFault>
+void halves_of_blocks(const TestBuffers& p, SharedArena) {
+  const Global<bfloat16> out(reinterpret_cast<bfloat16*>(p.out));
+  const int i = 2 * thread() + block().x;
+  HERE THERE out.store(kFault && thread() == 60 ? i / 2 * 2 : i, round_to<bfloat16>(1.0f));
+}
+
+TEST(SimtRaces, HalvesOfAWordInGlobalMemory) {
+  expect_found<halves_of_blocks<true>, halves_of_blocks<false>>(
+      FindingKind::kRace, between([](int here, int there) { return here == 60 && there == 60; }), 2);
+}
+
+// Block 1 leaves numbers for block 0. Each fault leaves out one link of the chain that orders them.
+enum class Link { kAll, kBarrierBeforeRelease, kBarrierAfterAcquire, kFenceBeforeAtomic, kFenceAfterAtomic };
+
+template <Link kMissing, bool kAtomic>
+void message(const TestBuffers& p, SharedArena) {
+  const Global<int32_t> flags(p.flags);
+  const Global<float> out(p.out);
+  if (block().x == 1) {
+    THERE out.store(thread(), 1.0f);
+    if (kMissing != Link::kBarrierBeforeRelease) barrier();
+    if (thread() == 0 && kAtomic) {
+      if (kMissing != Link::kFenceBeforeAtomic) fence();
+      flags.atomic_add(0, 1);
+    } else if (thread() == 0) {
+      flags.store_release(0, 1);
+    }
+  } else {
+    if (thread() == 0 && kAtomic) {
+      while (flags.atomic_add(0, 0) == 0) flags.load_acquire(1);
+      if (kMissing != Link::kFenceAfterAtomic) fence();
+    } else if (thread() == 0) {
+      while (flags.load_acquire(0) == 0) {
+      }
+    }
+    if (kMissing != Link::kBarrierAfterAcquire) barrier();
+    HERE const float x = out.load(thread() ^ 1);
+    out.store(128 + thread(), x);
+  }
+}
+
+template <Link kMissing, bool kAtomic>
+void expect_broken() {
+  expect_found<message<kMissing, kAtomic>, message<Link::kAll, kAtomic>>(
+      FindingKind::kRace, between([](int here, int there) { return here == (there ^ 1); }), 2);
+}
+
+TEST(SimtRaces, ReleaseWithoutBarrier) { expect_broken<Link::kBarrierBeforeRelease, false>(); }
+TEST(SimtRaces, AcquireWithoutBarrier) { expect_broken<Link::kBarrierAfterAcquire, false>(); }
+TEST(SimtRaces, AtomicWithoutFenceBefore) { expect_broken<Link::kFenceBeforeAtomic, true>(); }
+TEST(SimtRaces, AtomicWithoutFenceAfter) { expect_broken<Link::kFenceAfterAtomic, true>(); }
 
 }  // namespace
 }  // namespace specdec::cuda

@@ -268,6 +268,19 @@ TEST(SimtCounts, BankConflicts) {
   expect_ways(shared_stores<32, 4>(), 4, 8);
 }
 
+template <int Stride>
+void narrow_strided(const TestBuffers&, SharedArena shared) {
+  shared.take<bfloat16>(4096).store(Stride * thread(), bfloat16{});
+}
+
+TEST(SimtCounts, BankConflictsOfHalfWords) {
+  TestSession neighbours, strided;
+  neighbours.run<narrow_strided<1>, 32>();
+  strided.run<narrow_strided<64>, 32>();
+  expect_ways(neighbours.report.kernels.at(0).shared, 1, 1);
+  expect_ways(strided.report.kernels.at(0).shared, 1, 32);
+}
+
 void broadcasts(const TestBuffers& p, SharedArena shared) {
   const Shared<float> s = shared.take<float>(128);
   if (thread() < 32) s.store_vec<4>(4 * thread(), Pack<float, 4>{});
@@ -298,7 +311,7 @@ void operations(const TestBuffers& p, SharedArena shared) {
   if (warp() == 0) warp_barrier();
   barrier(1, 64);
   if (any(d[0] > 0.0f)) d[0] = shuffle_down(d[0], 1);
-  Global<float>(p.out).store_vec<4>(4 * thread(), Pack<float, 4>{{d[0], d[1], d[2], d[3]}});
+  Global<float>(p.out).store_vec<4>(256 * block().x + 4 * thread(), Pack<float, 4>{{d[0], d[1], d[2], d[3]}});
 }
 
 TEST(SimtCounts, Operations) {

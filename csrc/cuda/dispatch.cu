@@ -1,0 +1,110 @@
+// Chooses the instance of a kernel from the parameters: the only place that knows which exist.
+#include "commit.cuh"
+#include "instances.cuh"
+#include "ops.h"
+#include "verify_serial.cuh"
+
+namespace specdec::cuda {
+
+namespace {
+
+// What every GPU of compute capability 8.0, 9.0 or 10.0 can give a block.
+constexpr int64_t kSharedLimit = 163 << 10;
+// Blocks that keep any GPU busy: below, tiles are made smaller.
+constexpr int64_t kEnoughBlocks = 128;
+constexpr int64_t kMaxBlocks = INT32_MAX;
+
+template <typename T>
+struct Tag {
+  using Type = T;
+};
+
+template <typename State, int kDK, typename F>
+Status visit_gate(Gate gate, F&& f) {
+  return gate == Gate::kChannel ? f(Tag<Tile<true, State, kDK, kUsual>>{}) : f(Tag<Tile<false, State, kDK, kUsual>>{});
+}
+
+template <typename State, typename F>
+Status visit_keys(const Recurrence& rec, F&& f) {
+  switch (rec.DK) {
+    case 32:
+      return visit_gate<State, 32>(rec.gate, f);
+    case 64:
+      return visit_gate<State, 64>(rec.gate, f);
+    case 96:
+      return visit_gate<State, 96>(rec.gate, f);
+    case 128:
+      return visit_gate<State, 128>(rec.gate, f);
+    case 192:
+      return visit_gate<State, 192>(rec.gate, f);
+    case 256:
+      return visit_gate<State, 256>(rec.gate, f);
+  }
+  return Status::kUnsupported;
+}
+
+// f(Tag<traits of the usual tile>).
+template <typename F>
+Status visit_traits(const Recurrence& rec, DType state, F&& f) {
+  if (state == DType::kFloat32) return visit_keys<float>(rec, f);
+  if (state == DType::kBFloat16) return visit_keys<bfloat16>(rec, f);
+  return Status::kUnsupported;
+}
+
+// The same with another tile.
+template <typename T, int kRows>
+using WithRows = Tile<T::kChannelGate, typename T::State, T::kDK, kRows>;
+
+// What all kernels on state tiles ask of the recurrence and of the state.
+Status check_state(const Recurrence& rec, const StateView& state, int64_t B) {
+  if (rec.HK <= 0 || rec.HV % rec.HK != 0) return Status::kInvalidArgument;
+  if (rec.DV % kUsual != 0) return Status::kUnsupported;
+  const int64_t size = state.dtype == DType::kFloat32 ? 4 : 2;
+  if (reinterpret_cast<uintptr_t>(state.data) % 16 != 0 || state.slot_stride * size % 16 != 0) {
+    return Status::kUnsupported;
+  }
+  return B * rec.HV * (rec.DV / kNarrow) > kMaxBlocks ? Status::kUnsupported : Status::kOk;
+}
+
+// Starts Kernel<traits> with the tallest tile that fits and leaves enough blocks.
+template <template <typename> class Kernel, typename Params>
+Status launch_tiles(const Params& p, Stream stream) {
+  return visit_traits(p.rec, p.state.dtype, [&](auto tag) {
+    using Usual = typename decltype(tag)::Type;
+    using Tall = WithRows<Usual, kTall>;
+    const bool tall = p.rec.DV % kTall == 0 && p.B * p.rec.HV * (p.rec.DV / kTall) >= kEnoughBlocks;
+    if (tall && Kernel<Tall>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Tall>>(p, stream);
+    if (Kernel<Usual>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Usual>>(p, stream);
+    if constexpr (Usual::kDK == 256) {
+      using Narrow = WithRows<Usual, kNarrow>;
+      if (Kernel<Narrow>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Narrow>>(p, stream);
+    }
+    return Status::kUnsupported;
+  });
+}
+
+}  // namespace
+
+int64_t verify_workspace_bytes(const VerifyParams&) { return 0; }
+
+Status verify(const VerifyParams& p, Workspace, Stream stream) {
+  if ((p.rec.gate == Gate::kNone) != (p.g == nullptr)) return Status::kInvalidArgument;
+  if ((p.rec.update == Update::kDelta) != (p.beta != nullptr)) return Status::kInvalidArgument;
+  // A prefix hangs below the durable state; pending factors would move that state away under it.
+  if (p.has_pending && p.has_prefix) return Status::kInvalidArgument;
+  const Status checked = check_state(p.rec, p.state, p.B);
+  if (checked != Status::kOk) return checked;
+  if (p.strategy == Strategy::kSolve) return Status::kUnsupported;
+  if (p.N + (p.has_prefix ? p.prefix.nodes : 0) > kMaxSerialNodes) return Status::kUnsupported;
+  return launch_tiles<VerifySerial>(p, stream);
+}
+
+Status commit(const CommitParams& p, Stream stream) {
+  if ((p.rec.gate == Gate::kNone) != (p.factors.g == nullptr)) return Status::kInvalidArgument;
+  const Status checked = check_state(p.rec, p.state, p.B);
+  if (checked != Status::kOk) return checked;
+  if (p.path.max_length == 0) return Status::kOk;
+  return launch_tiles<Commit>(p, stream);
+}
+
+}  // namespace specdec::cuda

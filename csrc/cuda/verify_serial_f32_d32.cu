@@ -1,0 +1,9 @@
+#include "instances.cuh"
+#include "launch.cuh"
+#include "verify_serial.cuh"
+
+namespace specdec::cuda {
+
+SPECDEC_TILE_INSTANCES(VerifySerial, float, 32)
+
+}  // namespace specdec::cuda
