@@ -1,10 +1,11 @@
-// The CUDA backend's entry points. Each checks what its kernels may assume, chooses the instance and starts it
-// on the stream: no allocation, no wait, so that calls can be captured in a CUDA graph.
+// The CUDA backend's entry points. Each checks what its kernels may assume, chooses the instance and starts
+// it on the stream: no allocation, no wait, so that calls can be captured in a CUDA graph.
 #pragma once
 
 #include <cstdint>
 
 #include "kernel.h"
+#include "specdec/acceptance_params.h"
 #include "specdec/params.h"
 
 namespace specdec::cuda {
@@ -26,5 +27,11 @@ Status commit(const CommitParams& p, Stream stream);
 
 Status conv_verify(const ConvVerifyParams& p, Stream stream);
 Status conv_commit(const ConvCommitParams& p, Stream stream);
+
+// The workspaces of acceptance need no zeros.
+int64_t accept_greedy_workspace_bytes(const AcceptGreedyParams& p);
+Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream stream);
+int64_t accept_sampled_workspace_bytes(const AcceptSampledParams& p);
+Status accept_sampled(const AcceptSampledParams& p, Workspace workspace, Stream stream);
 
 }  // namespace specdec::cuda
