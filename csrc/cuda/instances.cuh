@@ -16,10 +16,12 @@ using Tile = TileTraits<kChannelGate, State, kDK, kRows == kTall ? 256 : 128, kR
 }  // namespace specdec::cuda
 
 // SPECDEC_TILE_INSTANCES(Kernel, State, DK), inside namespace specdec::cuda.
-#define SPECDEC_TILE_INSTANCES(Kernel, State, DK)         \
+#define SPECDEC_USUAL_TILE_INSTANCES(Kernel, State, DK)    \
   SPECDEC_INSTANCE(Kernel, Tile<false, State, DK, kUsual>) \
-  SPECDEC_INSTANCE(Kernel, Tile<true, State, DK, kUsual>)  \
-  SPECDEC_INSTANCE(Kernel, Tile<false, State, DK, kTall>)  \
+  SPECDEC_INSTANCE(Kernel, Tile<true, State, DK, kUsual>)
+#define SPECDEC_TILE_INSTANCES(Kernel, State, DK)         \
+  SPECDEC_USUAL_TILE_INSTANCES(Kernel, State, DK)         \
+  SPECDEC_INSTANCE(Kernel, Tile<false, State, DK, kTall>) \
   SPECDEC_INSTANCE(Kernel, Tile<true, State, DK, kTall>)
 #define SPECDEC_NARROW_TILE_INSTANCES(Kernel, State, DK)    \
   SPECDEC_INSTANCE(Kernel, Tile<false, State, DK, kNarrow>) \

@@ -9,18 +9,18 @@
 
 namespace specdec::cuda {
 
-// Memory of the device for one call at a time. `data` is aligned to 16 bytes and zero when it is used first;
-// every call leaves the part that it needs zero for the next.
+// Memory of the device for one call at a time.
 struct Workspace {
-  void* data = nullptr;
-  int64_t bytes = 0;
+  float* states = nullptr;      // aligned to 16 bytes; contents do not matter
+  int32_t* counters = nullptr;  // zero when they are used first; every call leaves zeros
+  int64_t states_count = 0, counters_count = 0;
 };
 
-// Bytes of workspace that `verify` wants for the call; no pointer is read.
-int64_t verify_workspace_bytes(const VerifyParams& p);
+// What `verify` wants for the call (counts alone); no pointer of `p` is read.
+Workspace verify_workspace(const VerifyParams& p);
 
 // kUnsupported: a shape, type, stride or strategy that no kernel has, or too small a workspace.
-Status verify(const VerifyParams& p, Workspace workspace, Stream stream);
+Status verify(const VerifyParams& p, const Workspace& workspace, Stream stream);
 
 Status commit(const CommitParams& p, Stream stream);
 
