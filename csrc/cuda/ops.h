@@ -24,4 +24,7 @@ Status verify(const VerifyParams& p, const Workspace& workspace, Stream stream);
 
 Status commit(const CommitParams& p, Stream stream);
 
+Status conv_verify(const ConvVerifyParams& p, Stream stream);
+Status conv_commit(const ConvCommitParams& p, Stream stream);
+
 }  // namespace specdec::cuda

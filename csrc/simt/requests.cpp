@@ -28,21 +28,20 @@ uint32_t mask(int lanes) { return ~uint32_t{0} >> (kWarpSize - lanes); }
 
 // Passes over 32 banks of 4 bytes: the most distinct words that one bank has to deliver.
 int wavefronts(const uint64_t* addresses, uint32_t active, int bytes) {
-  uint64_t words[kWarpSize];
+  uint64_t at[kWarpSize];
   int count = 0;
   for (int i = 0; i < kWarpSize; ++i) {
-    if ((active >> i & 1) == 0) continue;
-    const uint64_t first = addresses[i] / 4;
-    const int each = bytes < 4 ? 1 : bytes / 4;
-    for (int w = 0; w < each; ++w) words[count++] = first + static_cast<uint64_t>(w);
+    if ((active >> i & 1) != 0) at[count++] = bytes < 4 ? addresses[i] / 4 * 4 : addresses[i];
   }
-  // Up to 32 neighbours lie in different banks.
-  bool neighbours = true;
-  for (int i = 1; i < count; ++i) neighbours = neighbours && words[i] == words[0] + static_cast<uint64_t>(i);
-  if (neighbours) return 1;
-  count = sort_distinct(words, count);
+  count = sort_distinct(at, count);
+  // Neighbours lie in different banks, for they are at most 128 bytes.
+  if (at[count - 1] - at[0] == static_cast<uint64_t>((count - 1) * std::max(bytes, 4))) return 1;
   int depth[32] = {}, most = 0;
-  for (int i = 0; i < count; ++i) most = std::max(most, ++depth[words[i] % 32]);
+  for (int i = 0; i < count; ++i) {
+    for (int byte = 0; byte < bytes; byte += 4) {
+      most = std::max(most, ++depth[(at[i] + static_cast<uint64_t>(byte)) / 4 % 32]);
+    }
+  }
   return most;
 }
 

@@ -10,8 +10,9 @@ from copy import deepcopy
 import torch
 
 from specdec.cache import DecodingCache
-from specdec.loop import ActiveSequence, RoundObserver
+from specdec.loop import RoundObserver
 from specdec.models.base import CausalLM
+from specdec.sequence import ActiveSequence
 
 
 class CacheAuditor(RoundObserver):

@@ -225,19 +225,24 @@ class DecodingCache:
 
         Args:
             round: the factors of the verification.
-            path: int32 [B, P] node indices root to leaf, or None for the first nodes of a chain.
+            path: int32 [B, P] node indices root to leaf, or None for the first nodes of a chain. That they
+                exist and ascend is checked; that each is the parent of the next is up to the caller
+                (`ops.check_path`), who has the tree at hand where this would copy it from the device.
             path_lengths: int32 [B]; 0 leaves a sequence as it is.
 
         Raises:
-            ValueError: a path does not run from a root along the round's tree. Nothing was written.
+            ValueError: `path` or `path_lengths` is refused by `ops.commit`. The round was not folded in.
         """
-        ops.check_path(path, path_lengths, round.parents, slots=round.slots)
         self.flush()
         self._commit(PendingRound(round, path, path_lengths))
 
     def defer(self, round: Round, path: Tensor | None, path_lengths: Tensor) -> None:
-        """Like `commit`, but the next forward pass over the same slots does the work."""
-        ops.check_path(path, path_lengths, round.parents, slots=round.slots)
+        """Like `commit`, but the next forward pass over the same slots does the work.
+
+        Raises:
+            ValueError: what was pending before is refused by `ops.commit`. A mistake in these arguments is
+                raised by whatever folds them in.
+        """
         self.flush()
         self._pending = PendingRound(round, path, path_lengths)
 

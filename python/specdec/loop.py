@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
@@ -30,58 +29,12 @@ from specdec.budget import DraftBudget
 from specdec.cache import DecodingCache, Round
 from specdec.drafters.base import Drafter, DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
-from specdec.generation import FinishReason, Request, Result, Statistics, StopCondition, TokenEvent
+from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
+from specdec.ops.paths import check_branch
+from specdec.sequence import ActiveSequence
 
 MAX_NODES = 64  # of exact verification, root token included
-
-
-@dataclass
-class ActiveSequence:
-    """A sequence that occupies a slot."""
-
-    index: int
-    slot: int
-    request: Request
-    result: Result
-    history: PenaltyHistory | None
-    stop: StopCondition | None
-    shadow: Proposal | None = None
-    _eos: frozenset[int] = field(default_factory=frozenset)
-
-    @property
-    def root(self) -> int:
-        """The last emitted token, which the model has not seen."""
-        return self.result.tokens[-1]
-
-    @property
-    def position(self) -> int:
-        """Index of the next token to emit, prompt included."""
-        return len(self.request.prompt) + len(self.result.tokens)
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.request.max_new_tokens - len(self.result.tokens)
-
-    def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Appends tokens up to where the sequence ends; returns them, and why it ended if it did."""
-        taken: list[int] = []
-        reason: FinishReason | None = None
-        for token in tokens:
-            taken.append(token)
-            if token in self._eos:
-                reason = "eos"
-            elif self.stop is not None and self.stop.feed(token):
-                reason = "stop"
-            elif len(self.result.tokens) + len(taken) >= self.request.max_new_tokens:
-                reason = "length"
-            if reason is not None:
-                break
-        self.result.tokens.extend(taken)
-        if self.history is not None:
-            self.history.extend(taken)
-        return tuple(taken), reason
 
 
 class RoundObserver:
@@ -134,6 +87,7 @@ class Loop:
         Raises:
             ValueError: a request is none, or a token of its prompt is outside the vocabulary (then nothing
                 was decoded); the model gives logits that are not finite, or the drafter breaks its limits.
+            RuntimeError: the loop is decoding other requests.
         """
         results: list[Result] = []
         for _ in self.stream(requests, results):
@@ -155,13 +109,18 @@ class Loop:
             ready for the next run. Until then the loop takes no other requests.
 
         Raises:
-            ValueError: as `run`.
+            ValueError, RuntimeError: as `run`, and then `results` is as it was.
         """
+        self._check_idle()
         checked = self._checked(requests)
         filled = [] if results is None else results
         filled.clear()
         filled.extend(Result() for _ in checked)
         return self._events(checked, filled)
+
+    def _check_idle(self) -> None:
+        if self._running:
+            raise RuntimeError("this loop is decoding other requests; finish or close their stream first")
 
     def _checked(self, requests: Iterable[Request]) -> list[Request]:
         """The requests, once: an iterator would be empty at the second pass."""
@@ -182,8 +141,7 @@ class Loop:
     def _events(
         self, requests: Sequence[Request], results: list[Result]
     ) -> Generator[TokenEvent, None, None]:
-        if self._running:
-            raise ValueError("requests: this loop is decoding others; finish or close their stream first")
+        self._check_idle()  # again: another stream may have begun since this one was made
         self._running = True
         waiting = deque(enumerate(requests))
         self.statistics = Statistics()
@@ -213,7 +171,7 @@ class Loop:
             stop = request.stop() if request.stop is not None else None
             eos = frozenset() if request.ignore_eos else self.model.eos_token_ids
             # Last, because what is above may raise: from here on leaving frees the slot.
-            sequence = ActiveSequence(index, self._free.pop(), request, result, history, stop, _eos=eos)
+            sequence = ActiveSequence(index, self._free.pop(), request, result, history, stop, eos)
             self._enter([sequence])
             new.append(sequence)
         logits = self.model.prefill(
@@ -294,6 +252,7 @@ class Loop:
         finished: list[ActiveSequence] = []
         kept = []
         for sequence, proposal, path, next_token in zip(active, proposals, paths, next_tokens, strict=True):
+            _check_accepted(sequence, proposal, path)
             tokens, reason = sequence.emit([*(proposal.tree.tokens[i - 1] for i in path[1:]), next_token])
             kept.append(path[: len(tokens)])  # every emitted token but the last is in the state
             self._book(sequence, proposal, path, tokens)
@@ -439,6 +398,13 @@ class Loop:
             ]
             self.budget.observe_acceptance(sequence.shadow.confidence, 1, int(emitted[0] in roots))
         sequence.shadow = None
+
+
+def _check_accepted(sequence: ActiveSequence, proposal: Proposal, path: Sequence[int]) -> None:
+    """The path runs along the tree: off it, the state would go on wrong and no error would say so."""
+    tree = proposal.tree
+    parents = None if tree.is_chain else [-1, *(above + 1 for above in tree.parents)]  # below the root token
+    check_branch(f"path: slot {sequence.slot}", path, parents)
 
 
 def _check_finite(largest_logit: float) -> None:

@@ -7,17 +7,15 @@
 #include <random>
 #include <vector>
 
+#include "conv_problem.h"
 #include "ops.h"
 
 namespace specdec {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-struct Case {
-  int64_t B = 1, N = 4, C = 33, W = 4, prefix = 0;
-  bool tree = false, bias = true, silu = true;
-};
+using conv_test::Case;
+using conv_test::Problem;
+using test::kNaN;
 
 // bfloat16 in and out, by truncation of values that are exact in it and by rounding to nearest even.
 uint16_t to_bf16(float x) {
@@ -33,115 +31,11 @@ float from_bf16(uint16_t x) {
   return out;
 }
 
-class Problem {
- public:
-  Problem(const Case& c, unsigned seed) : c(c), rng(seed) {
-    x_stride = c.C + 5;  // rows sliced from a wider buffer, poisoned between
-    fill(x, c.B * c.N * x_stride);
-    fill(prefix, c.B * c.prefix * x_stride);
-    for (auto* buffer : {&x, &prefix}) {
-      for (size_t i = 0; i < buffer->size(); ++i) {
-        if (static_cast<int64_t>(i) % x_stride >= c.C) (*buffer)[i] = kNaN;
-      }
-    }
-    fill(weight, c.C * c.W);
-    fill(bias, c.C);
-    slots_total = c.B + 2;
-    slot_stride = (c.W - 1) * c.C + 3;
-    state.assign(slots_total * slot_stride, kNaN);
-    std::vector<int32_t> order(slots_total);
-    for (int64_t s = 0; s < slots_total; ++s) order[s] = static_cast<int32_t>(s);
-    std::shuffle(order.begin(), order.end(), rng);
-    for (int64_t b = 0; b < c.B; ++b) {
-      slots.push_back(order[b]);
-      for (int64_t i = 0; i < (c.W - 1) * c.C; ++i) state[slots[b] * slot_stride + i] = value();
-      lengths.push_back(static_cast<int32_t>(c.N));
-      for (int64_t i = 0; i < c.prefix; ++i) prefix_parents.push_back(pick_parent(i));
-      for (int64_t i = 0; i < c.N; ++i) parents.push_back(pick_parent(c.prefix + i));
-    }
-  }
-
-  ConvVerifyParams params() {
-    ConvVerifyParams p;
-    p.B = c.B, p.N = c.N, p.C = c.C, p.W = c.W;
-    p.x = {x.data(), DType::kFloat32, c.N, c.N * x_stride, x_stride};
-    p.weight = weight.data();
-    p.bias = c.bias ? bias.data() : nullptr;
-    p.activation = c.silu ? Activation::kSilu : Activation::kNone;
-    p.state = {state.data(), DType::kFloat32, slots_total, slot_stride};
-    p.slots = slots.data();
-    p.parents = c.tree ? parents.data() : nullptr;
-    p.lengths = lengths.data();
-    p.has_prefix = c.prefix > 0;
-    p.prefix = {prefix.data(), DType::kFloat32, c.prefix, c.prefix * x_stride, x_stride};
-    p.prefix_parents = c.tree ? prefix_parents.data() : nullptr;
-    y.assign(c.B * c.N * c.C, kNaN);
-    p.y = y.data();
-    return p;
-  }
-
-  // Row of id's input (ids over prefix then new nodes), or of the window for id < 0: -1 is the newest row.
-  double input(int64_t b, int64_t id, int64_t channel) const {
-    if (id < 0) return state[slots[b] * slot_stride + (c.W - 1 + id) * c.C + channel];
-    if (id < c.prefix) return prefix[(b * c.prefix + id) * x_stride + channel];
-    return x[(b * c.N + id - c.prefix) * x_stride + channel];
-  }
-
-  int64_t above(int64_t b, int64_t id) const {
-    if (id < 0) return id - 1;
-    if (!c.tree) return id - 1;
-    return id < c.prefix ? prefix_parents[b * c.prefix + id] : parents[b * c.N + id - c.prefix];
-  }
-
-  // y and the tolerance: a sum of W products and a bias carries at most W + 1 roundings of the running
-  // magnitude; SiLU has slope at most 1.1, and its own exp, sum and quotient round a few times.
-  void reference(int64_t b, int64_t n, int64_t channel, double* value, double* tolerance) const {
-    double sum = c.bias ? bias[channel] : 0.0;
-    double magnitude = std::abs(sum);
-    int64_t id = c.prefix + n;
-    for (int64_t j = c.W - 1; j >= 0; --j, id = above(b, id)) {
-      const double term = input(b, id, channel) * weight[channel * c.W + j];
-      sum += term;
-      magnitude += std::abs(term);
-    }
-    const double eps = std::numeric_limits<float>::epsilon();
-    *value = c.silu ? sum / (1.0 + std::exp(-sum)) : sum;
-    *tolerance = 1.1 * (c.W + 1) * eps * magnitude + 4 * eps * std::abs(*value);
-  }
-
-  void expect_reference() {
-    const ConvVerifyParams p = params();
-    ASSERT_EQ(cpu::conv_verify(p), Status::kOk);
-    for (int64_t b = 0; b < c.B; ++b) {
-      const int64_t length = slots[b] < 0 ? 0 : std::min<int64_t>(std::max(lengths[b], 0), c.N);
-      for (int64_t n = 0; n < c.N; ++n) {
-        for (int64_t channel = 0; channel < c.C; ++channel) {
-          double want = 0.0, tolerance = 0.0;
-          if (n < length) reference(b, n, channel, &want, &tolerance);
-          const float got = y[(b * c.N + n) * c.C + channel];
-          ASSERT_LE(std::abs(got - want), tolerance)
-              << "row " << b << " node " << n << " channel " << channel << " got " << got << " want " << want;
-        }
-      }
-    }
-  }
-
-  float value() { return std::normal_distribution<float>()(rng); }
-  int32_t pick_parent(int64_t id) {
-    if (!c.tree) return static_cast<int32_t>(id - 1);
-    return std::uniform_int_distribution<int32_t>(-1, static_cast<int32_t>(id) - 1)(rng);
-  }
-  void fill(std::vector<float>& out, int64_t n) {
-    out.resize(n);
-    for (float& e : out) e = value();
-  }
-
-  Case c;
-  std::mt19937 rng;
-  int64_t x_stride, slots_total, slot_stride;
-  std::vector<float> x, prefix, weight, bias, state, y;
-  std::vector<int32_t> slots, lengths, parents, prefix_parents;
-};
+// The CPU's y against the formula.
+void expect_reference(Problem& problem) {
+  ASSERT_EQ(cpu::conv_verify(problem.params()), Status::kOk);
+  problem.expect_reference();
+}
 
 TEST(ConvVerify, FollowsReference) {
   unsigned seed = 0;
@@ -152,7 +46,8 @@ TEST(ConvVerify, FollowsReference) {
         c.B = 2, c.N = 1 + seed % 9, c.C = C, c.W = W, c.tree = tree;
         c.bias = seed % 2, c.silu = seed % 3 > 0, c.prefix = seed % 4 == 3 ? 5 : 0;
         SCOPED_TRACE(testing::Message() << "W " << W << " C " << C << " N " << c.N << " prefix " << c.prefix);
-        Problem(c, seed++).expect_reference();
+        Problem problem(c, seed++);
+        expect_reference(problem);
       }
     }
   }
@@ -169,7 +64,7 @@ TEST(ConvVerify, PaddingIsZeroAndUnread) {
     problem.parents[n] = 1 << 30;
   }
   std::fill_n(&problem.x[2 * c.N * problem.x_stride], c.N * problem.x_stride, kNaN);
-  problem.expect_reference();
+  expect_reference(problem);
 }
 
 TEST(ConvVerify, NoRowsNoNodes) {
@@ -259,7 +154,7 @@ TEST(ConvVerify, PendingEqualsCommitFirst) {
     commit.state = problem.params().state;
     commit.slots = problem.slots.data();
     ASSERT_EQ(cpu::conv_commit(commit), Status::kOk);
-    problem.expect_reference();
+    expect_reference(problem);
     const std::vector<float> want_state = problem.state, want = problem.y;
 
     problem.state = state;

@@ -268,6 +268,19 @@ TEST(SimtCounts, BankConflicts) {
   expect_ways(shared_stores<32, 4>(), 4, 8);
 }
 
+template <int Stride>
+void narrow_strided(const TestBuffers&, SharedArena shared) {
+  shared.take<bfloat16>(4096).store(Stride * thread(), bfloat16{});
+}
+
+TEST(SimtCounts, BankConflictsOfHalfWords) {
+  TestSession neighbours, strided;
+  neighbours.run<narrow_strided<1>, 32>();
+  strided.run<narrow_strided<64>, 32>();
+  expect_ways(neighbours.report.kernels.at(0).shared, 1, 1);
+  expect_ways(strided.report.kernels.at(0).shared, 1, 32);
+}
+
 void broadcasts(const TestBuffers& p, SharedArena shared) {
   const Shared<float> s = shared.take<float>(128);
   if (thread() < 32) s.store_vec<4>(4 * thread(), Pack<float, 4>{});

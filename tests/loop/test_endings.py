@@ -15,7 +15,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.oracle import OracleDrafter
 from specdec.drafters.proposal import Proposal, ProposalKind
-from specdec.generation import Request
+from specdec.generation import Request, Result
 from specdec.loop import Loop
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.tree import TokenTree
@@ -137,9 +137,14 @@ def test_an_error_at_admission_leaves_the_loop_usable(model, text):
 def test_a_loop_that_is_decoding_takes_no_other_requests(model, text):
     loop = Loop(model)
     stream = loop.stream([Request(PROMPT, max_new_tokens=5, ignore_eos=True)])
+    late = loop.stream([Request(PROMPT)])
     first = next(stream)
-    with pytest.raises(ValueError, match="decoding others"):
-        loop.run([Request(PROMPT)])
+    results = [Result()]
+    with pytest.raises(RuntimeError, match="decoding other requests"):
+        loop.stream([Request(PROMPT), Request(PROMPT)], results)
+    assert len(results) == 1  # refused before anything changed
+    with pytest.raises(RuntimeError, match="decoding other requests"):
+        next(late)
     assert [t for e in (first, *stream) for t in e.tokens] == text[:5]
 
 
@@ -157,6 +162,33 @@ def test_a_drafter_out_of_bounds_is_named(tokens, message, model):
     loop = Loop(model, drafter, budget=DraftBudget(2, adaptive=False))
     with pytest.raises(ValueError, match=f"drafter broken: got {message.removeprefix('got ')}"):
         loop.run([Request(PROMPT, max_new_tokens=9)])
+
+
+@pytest.mark.parametrize(
+    ("parents", "path", "message"),
+    [
+        ((-1, 0, 0, 1), [0, 1, 3, 4], "entry 3 is node 4 with parent 2, want a child of node 3"),
+        ((-1, 0, 0, 1), [1, 2], "entry 0 is node 1 with parent 0, want a root"),
+        (None, [0, 2], "entry 1 is node 2 with parent 1, want a child of node 0"),
+    ],
+)
+def test_a_path_off_its_tree_is_not_committed(parents, path, message, model, monkeypatch):
+    class Fixed(OracleDrafter):
+        def propose(self, requests):
+            return [Proposal(TokenTree((1, 2, 3, 4), parents), ProposalKind.DETERMINISTIC) for _ in requests]
+
+    def accept(*_):
+        return torch.tensor([path]), torch.tensor([len(path)]), torch.tensor([7])
+
+    loop = Loop(model, Fixed([(PROMPT, (1, 2))], vocab_size=61), budget=DraftBudget(4, adaptive=False))
+    stream = loop.stream([Request(PROMPT, max_new_tokens=9, ignore_eos=True)])
+    next(stream)
+    before = [t.clone() for t in loop.cache.state]
+    monkeypatch.setattr("specdec.loop.accept_greedy", accept)
+    with pytest.raises(ValueError, match=f"^path: slot 0 {message}"):
+        next(stream)
+    assert not loop.cache.has_pending
+    assert all(torch.equal(a, b) for a, b in zip(loop.cache.state, before, strict=True))
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=1)])

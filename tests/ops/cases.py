@@ -179,6 +179,11 @@ def tolerance(
     )
 
 
+def bits(t: Tensor) -> Tensor:
+    """The bits of a float32, bfloat16 or float16 tensor: NaN equals itself, 0 and -0 differ."""
+    return t.view({2: torch.int16, 4: torch.int32}[t.element_size()])
+
+
 def assert_close(actual: Tensor, expected: Tensor, atol: float, what: str) -> None:
     """Element by element, NaN nowhere; prints the largest error and where it is."""
     assert actual.shape == expected.shape, (

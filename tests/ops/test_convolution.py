@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.backends import BACKENDS, Backend
-from ops.cases import EPS, NAN, assert_close, int32, random_parents, random_path
+from ops.cases import EPS, NAN, assert_close, bits, int32, random_parents, random_path
 from specdec.ops import ConvPending, ConvPrefix, reference
 
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=str)
@@ -107,6 +107,26 @@ def test_pending(backend: Backend) -> None:
     check(backend, **arguments, pending=ConvPending(x, path, lengths))
     check(backend, **arguments, pending=ConvPending(x, None, lengths))
     check(backend, **arguments, pending=ConvPending(x))
+
+
+@backends
+def test_no_new_inputs_still_settle_what_is_pending(backend: Backend) -> None:
+    B, N, C, W = 2, 3, 8, 4
+    window = torch.randn(B, W - 1, C)
+    window[1] = torch.nan
+    want, x = window.clone(), torch.full((B, N, C), torch.nan)
+    pending, counts = torch.randn(B, N, C), int32([2, 0])
+    backend.conv_commit(want, pending, None, counts)
+    y = backend.conv_verify(
+        x,
+        torch.ones(C, W),
+        conv_state=window,
+        lengths=int32([0, 0]),
+        pending=ConvPending(pending, None, counts),
+    )
+    assert torch.equal(bits(window), bits(want))
+    assert torch.equal(window[0, 1:], pending[0, :2])
+    assert (y == 0).all()
 
 
 @backends

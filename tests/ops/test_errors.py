@@ -1,4 +1,6 @@
-"""Every argument check: one ValueError with the argument, what was given and what is wanted."""
+"""Every argument check: one error with the argument, what was given and what is wanted. A ValueError, or a
+TypeError where no value of that type would do.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from ops.backends import COMPILED, Backend
 from ops.cases import int32
-from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
+from specdec import ops
+from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix, pack_weight
+from specdec.ops._operator import argument_error, argument_names, operator
 
 backends = pytest.mark.parametrize("backend", COMPILED, ids=str)
 B, N, HK, HV, DK, DV = 2, 3, 1, 2, 32, 64
@@ -364,3 +368,127 @@ def test_padding_is_not_inspected(backend: Backend) -> None:
     out, fresh = backend.verify(**arguments)
     assert (out[0] == 0).all()
     backend.commit(arguments["state"], fresh, wild[:, :2].contiguous(), int32([2, 0]), slots=int32([-1, 0]))
+
+
+# --- devices and types ---
+
+OPS = (
+    *("verify", "verify_deferred", "commit", "prefill", "conv_verify", "conv_verify_deferred", "conv_commit"),
+    *("linear", "rms_norm_linear", "swiglu_linear", "rms_norm", "swiglu", "gated_delta_gates"),
+)
+
+
+def raw_arguments(op: str) -> list[Any]:
+    """Arguments by their type alone: what these tests refuse is refused before a shape is looked at."""
+    values = {"Tensor": f32(2), "Optional[Tensor]": f32(2), "int": 1, "bool": True}
+    return [
+        values.get(str(argument.type), 1.0)
+        for argument in getattr(torch.ops.specdec, op).default._schema.arguments
+    ]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_operand_is_on_one_device(op: str) -> None:
+    """The fake kernel answers as soon as one operand has no data, so it has to look at all of them."""
+    arguments, names = raw_arguments(op), argument_names(op)
+    tensors = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
+    for i in tensors[1:]:
+        wrong = list(arguments)
+        wrong[i] = f32(2).to("meta")
+        with pytest.raises(
+            ValueError, match=f"^{names[i]}: got a tensor on meta, want cpu as the first argument"
+        ):
+            getattr(torch.ops.specdec, op)(*wrong)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_types_are_named(op: str) -> None:
+    arguments, names = raw_arguments(op), argument_names(op)
+    call = operator(op)
+    for i, name in enumerate(names):
+        with pytest.raises(
+            TypeError, match=rf"^{name}: got object, want (a tensor|a number|an integer|True or)"
+        ):
+            call(*arguments[:i], object(), *arguments[i + 1 :])
+
+
+def test_operator_names_are_those_of_the_wrappers() -> None:
+    deferred = argument_names("verify_deferred")
+    assert [n for n in deferred if n.startswith("pending")] == [
+        "pending.factors.k", "pending.factors.u", "pending.factors.g", "pending.path", "pending.path_lengths"
+    ]  # fmt: skip
+    assert argument_names("commit")[:4] == ["state", "factors.k", "factors.u", "factors.g"]
+    assert argument_names("commit")[-1] == "mode"
+    assert argument_names("conv_verify")[-3:] == ["prefix.x", "prefix.parents", "activation"]
+
+
+NONE: list[tuple[str, dict[str, Any]]] = [
+    *((name, {name: None}) for name in ("q", "k", "v", "state")),
+    *((f"pending.factors.{n}", {"pending": Pending(factors()._replace(**{n: None}))}) for n in ("k", "u")),
+    *((f"prefix.factors.{n}", {"prefix": Prefix(factors()._replace(**{n: None}))}) for n in ("k", "u")),
+]
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("scale: got str, want a number or None", {"scale": "a"}),
+    ("pending: got Factors, want Pending", {"pending": factors()}),
+    ("pending.factors: got Tensor, want Factors", {"pending": Pending(f32(3))}),
+    ("prefix: got tuple, want Prefix", {"prefix": (factors(), None)}),
+    ("prefix.factors.k: got list, want a tensor", {"prefix": Prefix(Factors([1.0], f32(1)))}),
+    ("prefix.factors: got NoneType, want Factors", {"prefix": Prefix(None)}),
+    ("slots: got list, want a tensor or None", {"slots": [0, 1]}),
+]
+
+
+@pytest.mark.parametrize("strategy", ["serial", "auto"])
+@pytest.mark.parametrize(("name", "change"), NONE)
+def test_no_tensor(name: str, change: dict[str, Any], strategy: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: got None, want a tensor$"):
+        ops.verify(**{**verify_arguments(), "strategy": strategy, **change})
+
+
+@pytest.mark.parametrize(("message", "change"), WRONG)
+def test_wrong_types(message: str, change: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        ops.verify(**{**verify_arguments(), **change})
+
+
+def test_more_wrong_types() -> None:
+    state, x = f32(B, HV, DV, DK), f32(B, N, C)
+    with pytest.raises(TypeError, match=r"^factors: got tuple, want Factors$"):
+        ops.commit(state, tuple(factors()))
+    for unit in ("k", "u"):
+        with pytest.raises(ValueError, match=f"^factors.{unit}: got None, want a tensor$"):
+            ops.commit(state, factors()._replace(**{unit: None}))
+    window = {"weight": f32(C, W), "conv_state": f32(B, W - 1, C)}
+    with pytest.raises(TypeError, match=r"^pending: got Tensor, want ConvPending$"):
+        ops.conv_verify(x, **window, pending=x)
+    with pytest.raises(TypeError, match=r"^prefix: got Tensor, want ConvPrefix$"):
+        ops.conv_verify(x, **window, prefix=x)
+    with pytest.raises(ValueError, match=r"^prefix.x: got None, want a tensor$"):
+        ops.conv_verify(x, **window, prefix=ConvPrefix(None))
+    with pytest.raises(ValueError, match=r"^pending.x: got None, want a tensor$"):
+        ops.conv_verify(x, **window, pending=ConvPending(None))
+    with pytest.raises(TypeError, match=r"^weight: got Tensor, want PackedWeight$"):
+        ops.linear(f32(2, 4), f32(6, 4))
+    with pytest.raises(TypeError, match=r"^weight: got NoneType, want Tensor or Sequence$"):
+        pack_weight(None)
+    with pytest.raises(TypeError, match=r"^weight: got int, want Tensor$"):
+        pack_weight([f32(2, 2), 3])
+
+
+@pytest.mark.parametrize("value", [["serial"], {}, 1.5, b"serial", None])
+def test_names_of_any_type_are_refused(value: object) -> None:
+    """Also lists and dictionaries, which no table of names can look up."""
+    for name in ("strategy", "precision"):
+        with pytest.raises(ValueError, match=f"^{name}: got {re.escape(repr(value))}, want '"):
+            ops.verify(**{**verify_arguments(), name: value})
+    with pytest.raises(ValueError, match=f"^mode: got {re.escape(repr(value))}, want 'exact' or 'fast'$"):
+        ops.commit(f32(B, HV, DV, DK), factors(), mode=value)
+    if value is not None:
+        with pytest.raises(ValueError, match=f"^activation: got {re.escape(repr(value))}, want 'silu' or "):
+            ops.conv_verify(f32(B, N, C), f32(C, W), conv_state=f32(B, W - 1, C), activation=value)
+
+
+def test_a_device_without_kernels_is_said_of_a_tensor() -> None:
+    error = argument_error(NotImplementedError("no kernel"), ["x", "weight"], [f32(2), f32(2).to("meta")])
+    assert isinstance(error, ValueError)
+    assert str(error) == "weight: got a tensor on meta, want cpu"

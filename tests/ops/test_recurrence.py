@@ -14,6 +14,7 @@ from ops.cases import (
     RECURRENCES,
     Case,
     assert_close,
+    bits,
     int32,
     random_case,
     random_factors,
@@ -186,6 +187,31 @@ def test_pending_before_no_tokens(backend: Backend, strategy: str) -> None:
     case = random_case(12, B=2, N=3, padding=False).changed(lengths=int32([0, 0]))
     factors = random_factors(torch.Generator().manual_seed(13), 2, 4, 2, 4, 32, 64, "head")
     check_verify(backend, case, strategy, pending=Pending(factors))
+
+
+@pairs
+def test_no_new_nodes_still_settle_what_is_pending(backend: Backend, strategy: str) -> None:
+    """Row 0 has a pending path and no new nodes, row 1 neither, row 2 new nodes and nothing pending."""
+    rng = torch.Generator().manual_seed(5)
+    rows, N, HK, HV, DK, DV, slots = 3, 3, 1, 2, 32, 64, int32([2, 0, 3])
+    state = torch.randn(4, HV, DV, DK, generator=rng)
+    state[0] = NAN  # neither read nor written
+    made = random_factors(rng, rows, N, HK, HV, DK, DV, "head")
+    counts, lengths = int32([2, 0, 0]), int32([0, 0, N])
+    q, k, v = (torch.randn(rows, N, h, d, generator=rng) for h, d in ((HK, DK), (HK, DK), (HV, DV)))
+    g, beta = -torch.rand(rows, N, HV, generator=rng), torch.rand(rows, N, HV, generator=rng)
+    for t in (q, k, v, g, beta):
+        t[:2] = NAN
+
+    want = state.clone()
+    backend.commit(want, made, None, counts, slots=slots)
+    out, fresh = backend.verify(
+        q, k, v, g, beta, state=state, slots=slots, lengths=lengths, strategy=strategy,
+        pending=Pending(made, None, counts),
+    )  # fmt: skip
+    assert torch.equal(bits(state), bits(want))
+    assert not torch.equal(state[2], torch.zeros_like(state[2]))
+    assert all((t[:2] == 0).all() and (t[2] != 0).any() for t in (out, *fresh))
 
 
 @pairs

@@ -49,6 +49,8 @@ def test_explicit_strategies_pass_through() -> None:
         assert table.resolve(name, "avx512", N=7, tree=True, **SHAPE) == name
     with pytest.raises(ValueError, match="strategy: got 'best', want 'serial'"):
         table.resolve("best", "avx512", N=7, tree=True, **SHAPE)
+    with pytest.raises(ValueError, match=r"strategy: got \['serial'\], want 'serial'"):
+        table.resolve(["serial"], "avx512", N=7, tree=True, **SHAPE)
 
 
 def test_nearest_point_decides() -> None:

@@ -7,11 +7,12 @@ whose arguments in the schema are `pending_k` and the like.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from specdec._checks import shown
 from specdec.ops._load import load
 
 load()
@@ -57,16 +58,18 @@ def operator(op: str) -> Callable[..., Any]:
         try:
             return raw(*arguments)
         except RuntimeError as error:
-            raise argument_error(error) from None
+            raise argument_error(error, names, arguments) from None
 
     return call
 
 
-def argument_error(error: RuntimeError) -> Exception:
+def argument_error(error: RuntimeError, names: Sequence[str], arguments: Sequence[object]) -> Exception:
     """The ValueError or TypeError for a failed check, without its place in the source; others unchanged."""
     text = str(error)
     if isinstance(error, NotImplementedError):  # torch found no kernel for the device of the tensors
-        return ValueError(f"device: want cpu tensors ({text.partition('. ')[0]})")
+        for name, value in zip(names, arguments, strict=False):  # defaults may be left out
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                return ValueError(f"{name}: got a tensor on {value.device}, want cpu")
     if (found := _CHECK.match(text)) is not None:
         return ValueError(text[found.end() :])
     if (found := _TYPE.match(text)) is not None:
@@ -80,6 +83,23 @@ def want_type(name: str, value: object, *types: type) -> None:
     if not isinstance(value, types):
         want = " or ".join(type_.__name__ for type_ in types)
         raise TypeError(f"{name}: got {type(value).__name__}, want {want}")
+
+
+def want_tensor(name: str, value: object) -> None:
+    """Raises for what is no tensor as an operator does, where the operator itself takes None too."""
+    if value is None:
+        raise ValueError(f"{name}: got None, want a tensor")
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}, want a tensor")
+
+
+def code_of(name: str, value: object, codes: Mapping[Any, int]) -> int:
+    """The operator's number for one of a few names. Raises ValueError for any other value."""
+    # A list would not be found but be "unhashable", so it is not looked up.
+    code = codes.get(value) if value is None or isinstance(value, str) else None
+    if code is None:
+        raise ValueError(f"{name}: got {shown(value)}, want {' or '.join(map(repr, codes))}")
+    return code
 
 
 def _refuse_grad(names: list[str], arguments: tuple[Any, ...]) -> None:

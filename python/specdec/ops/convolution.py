@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
-from specdec.ops._operator import operator, want_type
+from specdec.ops._operator import code_of, operator, want_tensor, want_type
 from specdec.ops.types import ConvPending, ConvPrefix
 
 _conv_verify = operator("conv_verify")
@@ -57,9 +57,7 @@ def conv_verify(
             shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
         TypeError: an argument has the wrong type. Nothing was written.
     """
-    code = _ACTIVATIONS.get(activation)
-    if code is None:
-        raise ValueError(f"activation: got {activation!r}, want 'silu' or None")
+    code = code_of("activation", activation, _ACTIVATIONS)
     y: Tensor
     if pending is not None:
         want_type("pending", pending, ConvPending)
@@ -70,7 +68,7 @@ def conv_verify(
         y = _conv_verify_deferred(x, weight, bias, conv_state, slots, parents, lengths, *pending, code)
     elif prefix is not None:
         want_type("prefix", prefix, ConvPrefix)
-        want_type("prefix.x", prefix.x, Tensor)  # None would be no prefix to the operator
+        want_tensor("prefix.x", prefix.x)  # None would be no prefix to the operator
         y = _conv_verify(x, weight, bias, conv_state, slots, parents, lengths, *prefix, code)
     else:
         y = _conv_verify(x, weight, bias, conv_state, slots, parents, lengths, None, None, code)

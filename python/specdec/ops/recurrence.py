@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from operator import index
 
-import torch
 from torch import Tensor
 
+from specdec._checks import shown
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
 from specdec.ops._load import cpu_isa
-from specdec.ops._operator import operator, want_type
-from specdec.ops.strategy import resolve, resolve_shapes
+from specdec.ops._operator import code_of, operator, want_tensor, want_type
+from specdec.ops.strategy import STRATEGIES, resolve
 from specdec.ops.types import Factors, Pending, Prefix
 
 _verify = operator("verify")
@@ -94,11 +94,9 @@ def verify(
         >>> out, factors = verify(q, k, v, beta=torch.full((1, 4, 2), 0.5), state=state, qk_l2norm=True)
         >>> commit(state, factors, path_lengths=torch.tensor([3], dtype=torch.int32))  # 3 accepted
     """
-    code = _STRATEGY_CODES.get(strategy)
-    if code is None:
-        code = _resolve(strategy, q, v, parents, prefix)
+    code = _strategy_code(strategy, q, v, tree=parents is not None, prefix=prefix is not None)
     if precision != "ieee":
-        raise ValueError(f"precision: got {precision!r}, want 'ieee' (the only one on a CPU)")
+        raise ValueError(f"precision: got {shown(precision)}, want 'ieee' (the only one on a CPU)")
     if pending is not None:
         want_type("pending", pending, Pending)
         want_type("pending.factors", pending.factors, Factors)
@@ -114,7 +112,7 @@ def verify(
     elif prefix is not None:
         want_type("prefix", prefix, Prefix)
         want_type("prefix.factors", prefix.factors, Factors)
-        want_type("prefix.factors.k", prefix.factors.k, Tensor)  # None would be no prefix to the operator
+        want_tensor("prefix.factors.k", prefix.factors.k)  # None would be no prefix to the operator
         (fk, fu, fg), prefix_parents = prefix
         out, fk, fu, fg = _verify(
             q, k, v, g, beta, state, slots, parents, lengths,
@@ -154,9 +152,7 @@ def commit(
             shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
         TypeError: an argument has the wrong type. Nothing was written.
     """
-    code = _COMMIT_MODES.get(mode)
-    if code is None:
-        raise ValueError(f"mode: got {mode!r}, want 'exact' or 'fast'")
+    code = code_of("mode", mode, _COMMIT_MODES)
     want_type("factors", factors, Factors)
     _commit(state, *factors, path, path_lengths, slots, code)
 
@@ -200,18 +196,12 @@ def prefill(
     return out
 
 
-def _resolve(strategy: str, q: Tensor, v: Tensor, parents: Tensor | None, prefix: Prefix | None) -> int:
-    """The code of the strategy that the measured table names for this call's shape."""
-    if not (isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4):
-        return 0  # the operator's own check will say what is wrong
-    tree, prefixed = parents is not None, prefix is not None
-    if torch.compiler.is_compiling():  # dynamic shapes: compile for this one, as the choice depends on it
-        B, N, HV, DK, DV = (index(size) for size in (*q.shape[:2], v.shape[2], q.shape[3], v.shape[3]))
-        code: int = _code(strategy, B, N, HV, DK, DV, tree, prefixed)
-        return code
-    return _STRATEGY_CODES[resolve_shapes(strategy, _ISA, q.shape, v.shape, tree, prefixed)]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a look-up, not to be traced
-def _code(strategy: str, B: int, N: int, HV: int, DK: int, DV: int, tree: bool, prefix: bool) -> int:
-    return _STRATEGY_CODES[resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)]
+def _strategy_code(strategy: str, q: Tensor, v: Tensor, *, tree: bool, prefix: bool) -> int:
+    """The operator's number for the strategy, which the measured table may have to choose for this call."""
+    if strategy not in STRATEGIES:
+        B = N = HV = DK = DV = 0
+        if isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4:  # else it is refused
+            # Integers also where shapes are dynamic: compiled for these sizes, as the choice depends on them.
+            B, N, HV, DK, DV = map(index, (*q.shape[:2], v.shape[2], q.shape[3], v.shape[3]))
+        strategy = resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)
+    return _STRATEGY_CODES[strategy]

@@ -135,31 +135,22 @@ def resolve(
     if strategy in STRATEGIES:
         return strategy
     if strategy not in ("exact", "auto"):
-        raise ValueError(f"strategy: got {strategy!r}, want 'serial', 'hybrid', 'solve', 'exact' or 'auto'")
+        raise ValueError(
+            f"strategy: got {shown(strategy)}, want 'serial', 'hybrid', 'solve', 'exact' or 'auto'"
+        )
     exact = strategy == "exact" or prefix
-    return _resolve(isa, exact, B * HV, N, DK * DV, tree)
-
-
-@lru_cache(maxsize=4096)
-def resolve_shapes(
-    strategy: str, isa: str, q_shape: tuple[int, ...], v_shape: tuple[int, ...], tree: bool, prefix: bool
-) -> str:
-    """`resolve` for q [B, N, HK, DK] and v [B, N, HV, DV]; one look-up where the shapes came before."""
-    B, N, _, DK = q_shape
-    name: str = resolve(strategy, isa, B, N, v_shape[2], DK, v_shape[3], tree, prefix)
-    return name
+    return _choose(isa, exact, B * HV, N, DK * DV, tree)
 
 
 def reload() -> None:
     """Forgets the tables that were read: the next `resolve` reads them again."""
     user_tables.cache_clear()
     _tables.cache_clear()
-    _resolve.cache_clear()
-    resolve_shapes.cache_clear()
+    _choose.cache_clear()
 
 
 @lru_cache(maxsize=4096)
-def _resolve(isa: str, exact: bool, rows: int, nodes: int, state: int, tree: bool) -> str:
+def _choose(isa: str, exact: bool, rows: int, nodes: int, state: int, tree: bool) -> str:
     if nodes <= 1 or rows == 0:
         return "serial"
     if nodes > _MAX_SERIAL_NODES and not exact:

@@ -1,0 +1,70 @@
+"""A sequence while it is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.acceptance import PenaltyHistory
+from specdec.drafters.proposal import Proposal
+from specdec.generation import FinishReason, Request, Result, StopCondition
+
+
+@dataclass
+class ActiveSequence:
+    """A sequence that occupies a slot.
+
+    Attributes:
+        index: of its request among those of the run.
+        slot: its place in the cache.
+        request: what is decoded.
+        result: what was decoded so far; grows with every round.
+        history: the tokens that a repetition penalty counts; None without one.
+        stop: the request's stop condition, or None.
+        eos: tokens that end it; empty where the request ignores them.
+        shadow: drafts that were made but not thought worth verifying this round. What comes out instead tells
+            what they would have been worth. None where drafts were verified or none were made.
+    """
+
+    index: int
+    slot: int
+    request: Request
+    result: Result
+    history: PenaltyHistory | None
+    stop: StopCondition | None
+    eos: frozenset[int]
+    shadow: Proposal | None = None
+
+    @property
+    def root(self) -> int:
+        """The last emitted token, which the model has not seen."""
+        return self.result.tokens[-1]
+
+    @property
+    def position(self) -> int:
+        """Index of the next token to emit, prompt included."""
+        return len(self.request.prompt) + len(self.result.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.max_new_tokens - len(self.result.tokens)
+
+    def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Appends tokens up to where the sequence ends; returns them, and why it ended if it did."""
+        taken: list[int] = []
+        reason: FinishReason | None = None
+        for token in tokens:
+            taken.append(token)
+            if token in self.eos:
+                reason = "eos"
+            elif self.stop is not None and self.stop.feed(token):
+                reason = "stop"
+            elif len(self.result.tokens) + len(taken) >= self.request.max_new_tokens:
+                reason = "length"
+            if reason is not None:
+                break
+        self.result.tokens.extend(taken)
+        if self.history is not None:
+            self.history.extend(taken)
+        return tuple(taken), reason
