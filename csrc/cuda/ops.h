@@ -1,30 +1,42 @@
-// The CUDA backend's entry points. Each checks what its kernels may assume, chooses the instance and starts it
-// on the stream: no allocation, no wait, so that calls can be captured in a CUDA graph.
+// The CUDA backend's entry points. Each checks what its kernels may assume, chooses the instance and starts
+// it on the stream: no allocation, no wait, so that calls can be captured in a CUDA graph.
 #pragma once
 
 #include <cstdint>
 
 #include "kernel.h"
+#include "specdec/acceptance_params.h"
 #include "specdec/params.h"
 
 namespace specdec::cuda {
 
-// Memory of the device for one call at a time.
+// Memory of the device for one call at a time, aligned to 16 bytes; contents do not matter.
 struct Workspace {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// That of a verification.
+struct VerifyWorkspace {
   float* states = nullptr;      // aligned to 16 bytes; contents do not matter
   int32_t* counters = nullptr;  // zero when they are used first; every call leaves zeros
   int64_t states_count = 0, counters_count = 0;
 };
 
-// What `verify` wants for the call (counts alone); no pointer of `p` is read.
-Workspace verify_workspace(const VerifyParams& p);
+// What `verify` wants for the call (counts alone); no pointer of `p` is read but for being null.
+VerifyWorkspace verify_workspace(const VerifyParams& p);
 
 // kUnsupported: a shape, type, stride or strategy that no kernel has, or too small a workspace.
-Status verify(const VerifyParams& p, const Workspace& workspace, Stream stream);
+Status verify(const VerifyParams& p, const VerifyWorkspace& workspace, Stream stream);
 
 Status commit(const CommitParams& p, Stream stream);
 
 Status conv_verify(const ConvVerifyParams& p, Stream stream);
 Status conv_commit(const ConvCommitParams& p, Stream stream);
+
+int64_t accept_greedy_workspace_bytes(const AcceptGreedyParams& p);
+Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream stream);
+int64_t accept_sampled_workspace_bytes(const AcceptSampledParams& p);
+Status accept_sampled(const AcceptSampledParams& p, Workspace workspace, Stream stream);
 
 }  // namespace specdec::cuda

@@ -60,8 +60,10 @@ struct Buffer {
       half[i] = static_cast<uint16_t>(bits >> 16);  // truncation: any representable number will do
     } else {
       const int exponent = static_cast<int>((bits >> 23) & 255) - 112;
-      half[i] = static_cast<uint16_t>(((bits >> 16) & 0x8000u) |
-                                      (exponent <= 0 ? 0u : (exponent << 10) | ((bits >> 13) & 0x3ffu)));
+      const uint32_t magnitude = exponent <= 0    ? 0u
+                                 : exponent >= 31 ? (std::isnan(x) ? 0x7fffu : 0x7c00u)
+                                                  : (exponent << 10) | ((bits >> 13) & 0x3ffu);
+      half[i] = static_cast<uint16_t>(((bits >> 16) & 0x8000u) | magnitude);
     }
   }
   bool operator==(const Buffer& other) const { return f32 == other.f32 && half == other.half; }
