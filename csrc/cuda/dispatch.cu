@@ -22,7 +22,8 @@ struct Tag {
 
 template <typename State, int kDK, typename F>
 Status visit_gate(Gate gate, F&& f) {
-  return gate == Gate::kChannel ? f(Tag<Tile<true, State, kDK, kUsual>>{}) : f(Tag<Tile<false, State, kDK, kUsual>>{});
+  return gate == Gate::kChannel ? f(Tag<Tile<true, State, kDK, kUsual>>{})
+                                : f(Tag<Tile<false, State, kDK, kUsual>>{});
 }
 
 template <typename State, typename F>
@@ -89,8 +90,8 @@ bool is_hybrid(const VerifyParams& p) { return p.strategy == Strategy::kHybrid &
 
 }  // namespace
 
-Workspace verify_workspace(const VerifyParams& p) {
-  Workspace wanted;
+VerifyWorkspace verify_workspace(const VerifyParams& p) {
+  VerifyWorkspace wanted;
   if (!is_hybrid(p) || p.rec.DV % kUsual != 0) return wanted;
   visit_traits(p.rec, p.state.dtype, [&](auto tag) {
     using Kernel = VerifyHybrid<typename decltype(tag)::Type>;
@@ -101,7 +102,7 @@ Workspace verify_workspace(const VerifyParams& p) {
   return wanted;
 }
 
-Status verify(const VerifyParams& p, const Workspace& workspace, Stream stream) {
+Status verify(const VerifyParams& p, const VerifyWorkspace& workspace, Stream stream) {
   if ((p.rec.gate == Gate::kNone) != (p.g == nullptr)) return Status::kInvalidArgument;
   if ((p.rec.update == Update::kDelta) != (p.beta != nullptr)) return Status::kInvalidArgument;
   // A prefix hangs below the durable state; pending factors would move that state away under it.
@@ -111,7 +112,7 @@ Status verify(const VerifyParams& p, const Workspace& workspace, Stream stream) 
   if (p.strategy == Strategy::kSolve) return Status::kUnsupported;
   if (p.N + (p.has_prefix ? p.prefix.nodes : 0) > kMaxSerialNodes) return Status::kUnsupported;
   if (!is_hybrid(p)) return launch_tiles<VerifySerial>(p, stream);
-  const Workspace wanted = verify_workspace(p);
+  const VerifyWorkspace wanted = verify_workspace(p);
   if (workspace.states_count < wanted.states_count || workspace.counters_count < wanted.counters_count) {
     return Status::kInvalidArgument;
   }

@@ -9,9 +9,10 @@ namespace specdec::cuda {
 constexpr int kNarrow = 16, kUsual = 32, kTall = 128;  // value rows of a tile; kNarrow for DK = 256 alone
 
 template <bool kChannelGate, typename State, int kDK, int kRows>
-using Tile = TileTraits<kChannelGate, State, kDK, kRows == kTall ? 256 : 128, kRows == kTall   ? 4
-                                                                              : kRows == kUsual ? 2
-                                                                                                : 1>;
+using Tile = TileTraits<kChannelGate, State, kDK, kRows == kTall ? 256 : 128,
+                        kRows == kTall    ? 4
+                        : kRows == kUsual ? 2
+                                          : 1>;
 
 }  // namespace specdec::cuda
 

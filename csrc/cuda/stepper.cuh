@@ -45,7 +45,8 @@ SPECDEC_DEVICE void clear_padding(const VerifyParams& p, const Place& at, int le
         Global<float>(p.k_out).store((token * rec.HK + at.hk) * Traits::kDK + i, 0.0f);
       }
     }
-    for (int i = thread(); i < gates; i += Traits::kThreads) Global<float>(p.g_out).store(head * gates + i, 0.0f);
+    for (int i = thread(); i < gates; i += Traits::kThreads)
+      Global<float>(p.g_out).store(head * gates + i, 0.0f);
   }
 }
 

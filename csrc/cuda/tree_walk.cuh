@@ -113,7 +113,8 @@ class TreeWalk {
         level += heavy_.load(j) == 0;
       }
       // With brothers, the first to be visited saves the parent's state in the slot of the parent's level.
-      const bool alone = size_.load(i) == (parent_.load(i) < 0 ? below_roots() : size_.load(parent_.load(i)) - 1);
+      const bool alone =
+          size_.load(i) == (parent_.load(i) < 0 ? below_roots() : size_.load(parent_.load(i)) - 1);
       const int32_t action = alone ? Visit::kNothing : before_.load(i) == 0 ? Visit::kSave : Visit::kRestore;
       const int32_t slot = level - (heavy_.load(i) == 0);
       visits_.store(position, Visit::pack(i, size_.load(i) == 1, action, slot));
@@ -126,8 +127,8 @@ class TreeWalk {
   // comes after the one that it starts from. kSave marks the nodes from whose state other chains start, with
   // their number among all such nodes as the slot.
   struct Chain {
-    int nodes = 0;     // 0: the tree has no such chain
-    int source = -1;   // slot of the state that it starts from; -1: the committed state
+    int nodes = 0;    // 0: the tree has no such chain
+    int source = -1;  // slot of the state that it starts from; -1: the committed state
   };
   SPECDEC_DEVICE Chain cut_chain(int index) {
     const int i = thread();
@@ -158,7 +159,8 @@ class TreeWalk {
         source += j <= from && chain_.load(j) != 0;
       }
       if (rank == index) {
-        visits_.store(place, Visit::pack(i, size_.load(i) == 1, branches ? Visit::kSave : Visit::kNothing, slot));
+        visits_.store(place,
+                      Visit::pack(i, size_.load(i) == 1, branches ? Visit::kSave : Visit::kNothing, slot));
       }
     }
     barrier();

@@ -4,8 +4,8 @@
 //
 // One launch. Which chains there are stands in parents, on the device; a launch a wave would be sized for the
 // worst tree and would run mostly empty blocks, log2 n times over, and each would build the walk anew. The
-// state traffic of both is the same. So a block waits for the state that its chain starts from. Blocks take their
-// work by a ticket, chains in the order of waves: whoever waits, waits for a block that has started.
+// state traffic of both is the same. So a block waits for the state that its chain starts from. Blocks take
+// their work by a ticket, chains in the order of waves: whoever waits, waits for a block that has started.
 #pragma once
 
 #include "stepper.cuh"
@@ -15,8 +15,9 @@ namespace specdec::cuda {
 
 struct HybridParams {
   VerifyParams verify;
-  float* states = nullptr;      // [tiles of all heads, kept states, rows, DK]
-  int32_t* counters = nullptr;  // tickets taken, blocks done, then flags [tiles of all heads, 1 + kept states]
+  float* states = nullptr;  // [tiles of all heads, kept states, rows, DK]
+  int32_t* counters =
+      nullptr;  // tickets taken, blocks done, then flags [tiles of all heads, 1 + kept states]
 };
 
 template <typename Traits>
@@ -35,7 +36,9 @@ struct VerifyHybrid {
     return nodes > 0 ? (nodes - 1) / 2 : 0;
   }
   // A chain ends in a new leaf.
-  SPECDEC_HOST_DEVICE static int64_t blocks_wanted(const VerifyParams& p) { return tiles(p) * (p.N > 1 ? p.N : 1); }
+  SPECDEC_HOST_DEVICE static int64_t blocks_wanted(const VerifyParams& p) {
+    return tiles(p) * (p.N > 1 ? p.N : 1);
+  }
   static int64_t states_count(const VerifyParams& p) { return tiles(p) * kept(p) * Tile::kSavedFloats; }
   static int64_t counters_count(const VerifyParams& p) { return kFlags + tiles(p) * (1 + kept(p)); }
 

@@ -1,6 +1,7 @@
 // Serial verification: a block owns a tile of value rows of one head of one sequence, reads it once, folds
-// what is pending into it and writes it back once, and steps all new tokens on it while it stays in registers.
-// Chains need nothing else; a tree is walked depth first, states with several children wait in shared memory.
+// what is pending into it and writes it back once, and steps all new tokens on it while it stays in
+// registers. Chains need nothing else; a tree is walked depth first, states with several children wait in
+// shared memory.
 #pragma once
 
 #include "stepper.cuh"
@@ -42,8 +43,7 @@ struct VerifySerial {
     stepper.run(
         s.pending, count,
         // The last node of a chain answers, nobody reads its state.
-        [&](int i) { return tree ? walk.visit(i) : Visit{i, i == count - 1, Visit::kNothing, 0}; },
-        [] {},
+        [&](int i) { return tree ? walk.visit(i) : Visit{i, i == count - 1, Visit::kNothing, 0}; }, [] {},
         [&](const Visit& visit) {
           if (visit.action == Visit::kSave) stepper.tile.save(saved + visit.slot * Tile::kSavedFloats);
           if (visit.action == Visit::kRestore) stepper.tile.restore(saved + visit.slot * Tile::kSavedFloats);

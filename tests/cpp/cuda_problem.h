@@ -27,7 +27,7 @@ class CudaProblem : public Problem {
   Status call(const VerifyParams& p) const override {
     simt::Session& session = start();
     register_call(session, p);
-    cuda::Workspace workspace = cuda::verify_workspace(p);
+    cuda::VerifyWorkspace workspace = cuda::verify_workspace(p);
     std::vector<float> states(workspace.states_count);
     std::vector<int32_t> counters(workspace.counters_count);
     workspace.states = states.data();
@@ -36,8 +36,7 @@ class CudaProblem : public Problem {
     if (!counters.empty()) {
       session.memory.add("counters", counters.data(), counters.size(), simt::Direction::kBoth);
     }
-    const Status status =
-        launcher ? launcher(p, &session) : cuda::verify(p, workspace, &session);
+    const Status status = launcher ? launcher(p, &session) : cuda::verify(p, workspace, &session);
     for (const int32_t counter : counters) EXPECT_EQ(counter, 0) << "a counter was left behind";
     finish(session);
     if (status == Status::kOk) {
@@ -61,7 +60,9 @@ class CudaProblem : public Problem {
 
   // Everything that the call may read or write, by name.
   void register_call(simt::Session& session, const VerifyParams& p) const {
-    const auto tensor = [&](const char* name, const Tensor& t) { add_input(session, name, t.buffer.data(), t.buffer.bytes()); };
+    const auto tensor = [&](const char* name, const Tensor& t) {
+      add_input(session, name, t.buffer.data(), t.buffer.bytes());
+    };
     tensor("q", q), tensor("k", k), tensor("v", v), tensor("g", g), tensor("beta", beta);
     const int64_t rows = p.B * p.N, size = shape.dtype == DType::kFloat32 ? 4 : 2;
     add_state(session, p.state, p.has_pending);
@@ -96,11 +97,14 @@ class CudaProblem : public Problem {
     session_ = std::make_unique<simt::Session>(options);
     return *session_;
   }
-  static void finish(const simt::Session& session) { ASSERT_TRUE(session.report.clean()) << session.report.to_string(); }
+  static void finish(const simt::Session& session) {
+    ASSERT_TRUE(session.report.clean()) << session.report.to_string();
+  }
 
   static void add_input(simt::Session& session, const std::string& name, const void* data, int64_t bytes) {
     if (data == nullptr || bytes <= 0) return;
-    if (session.memory.find(reinterpret_cast<uintptr_t>(data)) != nullptr) return;  // one array, two arguments
+    if (session.memory.find(reinterpret_cast<uintptr_t>(data)) != nullptr)
+      return;  // one array, two arguments
     session.memory.add(name, data, static_cast<size_t>(bytes), simt::Direction::kInput);
   }
   static void add_output(simt::Session& session, const char* name, const void* data, int64_t bytes) {
