@@ -171,7 +171,7 @@ TEST(TallTileTest, WithinFifteenPercentOfTheLeast) {
     p.launcher = launch_tall;
     const Outputs tall = p.run(p.params(p.state, 0, N));
     const Traffic t = counted(p.last());
-    RecordProperty("bytes_over_least",
+    RecordProperty("bytes_over_least_" + std::to_string(N) + "_" + std::to_string(DV),
                    std::to_string(static_cast<double>(t.total) / static_cast<double>(least_bytes(s))));
     EXPECT_LE(static_cast<double>(t.total), 1.15 * static_cast<double>(least_bytes(s))) << N << ", " << DV;
     EXPECT_TRUE(same_bits(usual.out, tall.out) && same_bits(usual.u, tall.u)) << "the tile changed the bits";
