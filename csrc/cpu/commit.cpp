@@ -6,9 +6,9 @@
 //        A is the decay of the whole path and w_j that of the tokens after j. Half the operations, another
 //        rounding.
 #include "parallel.h"
-#include "path.h"
 #include "recurrence.h"
 #include "scratch.h"
+#include "specdec/sequences.h"
 #include "stage.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -22,9 +22,10 @@ template <Gate kGate, int kR, typename State>
 void fast_rows(State* state, int64_t DK, const Factor* factors, int64_t count, int64_t row,
                const float* decay) {
   for (int64_t c = 0; c < DK; c += Vec::kWidth) {
+    const Vec a = detail::decay_chunk<kGate>(decay, c);
     Vec s[kR];
     for (int r = 0; r < kR; ++r) {
-      s[r] = detail::decayed<kGate>(Vec::load(state + r * DK + c), decay, c);
+      s[r] = detail::decayed<kGate>(Vec::load(state + r * DK + c), a);
       __builtin_prefetch(state + (kR + r) * DK + c, 0, 2);
     }
     for (int64_t j = 0; j < count; ++j) {
@@ -99,7 +100,7 @@ void commit_range(const CommitParams& p, int64_t tile_rows, int64_t begin, int64
   for (int64_t i = begin; i < end; ++i) {
     const int64_t b = i / (p.rec.HV * tiles);
     const int64_t hv = i / tiles % p.rec.HV;
-    const int64_t slot = p.slots != nullptr ? p.slots[b] : b;
+    const int64_t slot = slot_of(p.slots, b);
     const int64_t m = path_length(p.path, b);
     if (slot < 0 || m == 0) continue;
     if (i / tiles != staged) {

@@ -11,9 +11,10 @@
 #include <algorithm>
 
 #include "parallel.h"
-#include "path.h"
 #include "scratch.h"
+#include "specdec/sequences.h"
 #include "ut_transform.h"
+#include "verify_outputs.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -78,9 +79,8 @@ class Solver {
       const int64_t tile = item % tiles_;
       if (b != staged_b) {
         b_ = b;
-        slot_ = p_.slots != nullptr ? p_.slots[b] : b;
-        const int64_t given = p_.lengths != nullptr ? p_.lengths[b] : p_.N;
-        n_ = slot_ < 0 ? 0 : given < 0 ? 0 : given > p_.N ? p_.N : given;
+        slot_ = slot_of(p_.slots, b);
+        n_ = slot_ < 0 ? 0 : valid_length(p_.lengths, b, p_.N);
         pending_count_ = p_.has_pending && slot_ >= 0 ? path_length(p_.pending_path, b) : 0;
         all_columns_ = round_up(2 * n_, Vec::kWidth);
         columns_ = delta_ ? all_columns_ : std::min(all_columns_, round_up(n_, kPanel));

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -55,7 +54,7 @@ def measure_strategies(
         specdec.ops.strategy.TableError: `path` was given, exists and is not a table.
         OSError: no file can be written beside `path`; found out before anything is measured.
     """
-    check_number("budget", budget, 0.0, math.inf)
+    check_number("budget", budget, 0.0)
     if path is None:
         path, tables = table.user_table_path(), dict(table.user_tables())  # a damaged one is replaced
     else:
