@@ -204,7 +204,7 @@ TEST(CudaPrefill, Traffic) {
     s.N = 130, s.DK = 128, s.DV = 64, s.HV = 1, s.gate = gate;
     Prefill problem(s, 30);
     problem.prefill(problem.params());
-    const simt::KernelCounts& counts = problem.report.kernel("Prefill");
+    const simt::KernelCounts& counts = problem.last().report.kernel("Prefill");
     for (const simt::BufferCounts& buffer : counts.buffers) {
       if (buffer.name != "state") continue;
       EXPECT_EQ(buffer.bytes_read, s.DV * s.DK * 4);

@@ -346,7 +346,7 @@ TEST(CudaSolve, Traffic) {
         p.pending = problem.factors(factors, 4);
         p.pending_path = {nullptr, nullptr, 4};
         problem.run(p);
-        const simt::KernelCounts& counts = problem.report.kernel("VerifySolve");
+        const simt::KernelCounts& counts = problem.last().report.kernel("VerifySolve");
         const int64_t state = 2 * s.HV * s.DV * s.DK * 4;
         int64_t least = pending ? 2 * state : state;
         for (const simt::BufferCounts& buffer : counts.buffers) {

@@ -54,8 +54,8 @@ def verify(
 
     With `pending` the accepted path of the previous round is first folded into the state, which is written
     once (a deferred commit). With `prefix` the new nodes hang below nodes that were verified before. Serial
-    and hybrid verification give every node the bits that decoding its path token by token gives
-    (`docs/architecture.md`, "The step, to the bit").
+    and hybrid verification give every node the bits that decoding its path token by token gives, a float32
+    state assumed (`docs/architecture.md`, "The step, to the bit").
 
     Args:
         q: [B, N, HK, DK], float32, bfloat16 or float16, last dimension contiguous.
