@@ -77,32 +77,32 @@ def test_parameter_count_and_dict_round_trip(changes: dict) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": "16"}, "hidden_size is '16', want an integer"),
-        ({"hidden_size": True}, "hidden_size is True"),
-        ({"hidden_size": 0}, "hidden_size is 0"),
-        ({"hidden_size": 1 << 40}, "hidden_size is 1099511627776"),
-        ({"hidden_size": 16.0}, r"hidden_size is 16\.0"),
-        ({"num_v_heads": 3}, "num_v_heads is 3, want a multiple of num_heads, which is 2"),
-        ({"expand_v": 1.3}, r"expand_v is 1\.3, want a value whose product with head_dim 4"),
-        ({"expand_v": float("nan")}, "expand_v is nan"),
-        ({"expand_v": float("inf")}, "expand_v is inf"),
-        ({"norm_eps": 0.0}, r"norm_eps is 0\.0"),
-        ({"norm_eps": "1e-6"}, "norm_eps is '1e-6'"),
-        ({"use_gate": 1}, "use_gate is 1, want true or false"),
-        ({"use_short_conv": False, "conv_bias": True}, "conv_bias is true"),
-        ({"conv_size": 0}, "conv_size is 0"),
-        ({"bos_token_id": 40}, "bos_token_id is 40, want an integer from 0 to 39"),
-        ({"eos_token_id": [1, "2"]}, "eos_token_id is '2'"),
-        ({"eos_token_id": {}}, "eos_token_id is {}"),
-        ({"early_exit_layers": [2]}, "early_exit_layers .* is 2, want an integer from 1 to 1"),
-        ({"early_exit_layers": [1, 1]}, "early_exit_layers"),
-        ({"early_exit_layers": "1"}, "early_exit_layers is '1', want a list"),
-        ({"attn": {"layers": [1], "num_heads": 2}}, "attn is .* not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
-        ({"use_mamba_gate": False}, "use_mamba_gate is False, which is not supported"),
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"hidden_size": "16"}, "hidden_size: got '16', want an integer"),
+        ({"hidden_size": True}, "hidden_size: got True"),
+        ({"hidden_size": 0}, "hidden_size: got 0"),
+        ({"hidden_size": 1 << 40}, "hidden_size: got 1099511627776"),
+        ({"hidden_size": 16.0}, r"hidden_size: got 16\.0"),
+        ({"num_v_heads": 3}, "num_v_heads: got 3, want a multiple of num_heads, which is 2"),
+        ({"expand_v": 1.3}, r"expand_v: got 1\.3, want a value whose product with head_dim 4"),
+        ({"expand_v": float("nan")}, "expand_v: got nan"),
+        ({"expand_v": float("inf")}, "expand_v: got inf"),
+        ({"norm_eps": 0.0}, r"norm_eps: got 0\.0"),
+        ({"norm_eps": "1e-6"}, "norm_eps: got '1e-6'"),
+        ({"use_gate": 1}, "use_gate: got 1, want true or false"),
+        ({"use_short_conv": False, "conv_bias": True}, "conv_bias: got true"),
+        ({"conv_size": 0}, "conv_size: got 0"),
+        ({"bos_token_id": 40}, "bos_token_id: got 40, want an integer, from 0 to 39"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id: got '2'"),
+        ({"eos_token_id": {}}, "eos_token_id: got {}"),
+        ({"early_exit_layers": [2]}, "early_exit_layers: got 2, want an integer, from 1 to 1"),
+        ({"early_exit_layers": [1, 1]}, "early_exit_layers: got 1 after 1, want ascending"),
+        ({"early_exit_layers": "1"}, "early_exit_layers: got '1', want a list"),
+        ({"attn": {"layers": [1], "num_heads": 2}}, "attn: got .* not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', which is not supported"),
+        ({"use_mamba_gate": False}, "use_mamba_gate: got False, which is not supported"),
+        ({"model_type": "llama"}, "model_type: got 'llama'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"intermediate_size": None, "hidden_ratio": float("inf")}, "hidden_ratio is inf"),
+        ({"intermediate_size": None, "hidden_ratio": float("inf")}, "hidden_ratio: got inf"),
         (
             {"hidden_size": 1 << 17, "vocab_size": 1 << 22, "num_hidden_layers": 1024},
             "parameters, want at most",
@@ -206,7 +206,7 @@ def test_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
         assert tensor.dtype == (dtype if is_matrix(name) else rest)
         stored = weights[name].bfloat16() if is_matrix(name) else weights[name]
         assert torch.equal(tensor, stored.to(tensor.dtype))
-    with pytest.raises(ValueError, match=r"dtype is torch\.int8"):
+    with pytest.raises(ValueError, match=r"dtype: got torch\.int8"):
         load_weights(tmp_path, config, dtype=torch.int8)
 
 

@@ -29,7 +29,7 @@ def training(**options: Any) -> TrainingOptions:
 @pytest.mark.parametrize(
     ("make", "name", "values"),
     [
-        (SamplingParams, "temperature", [True, NAN, INF, -1.0, 1e-31, 5e-324, 1e31, 10**400, "1"]),
+        (SamplingParams, "temperature", [True, False, NAN, INF, -1.0, 1e-31, 5e-324, 1e31, 10**400, "1"]),
         (SamplingParams, "top_k", [True, 1.0, -1, NAN, None]),
         (SamplingParams, "top_p", [True, NAN, 0.0, 0, 1.5, "1"]),
         (SamplingParams, "min_p", [True, NAN, -0.1, 1.5]),
@@ -75,7 +75,25 @@ def test_what_is_right_passes() -> None:
     SamplingParams(temperature=1e-30, repetition_penalty=1e30)
     check_integer("n", -3, -3)
     check_integer("n", 4, 0, 4)
-    check_number("x", 2**70, 0.0, INF)
+    check_number("x", 2**70, 0.0)
+    check_number("x", 5e-324, above=0.0, below=1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "wanted"),
+    [
+        (0, {"above": 0.0, "below": 1.0}, "a number above 0 and below 1"),
+        (1.0, {"low": 0.0, "below": 1.0}, "a number of at least 0 and below 1"),
+        (2, {"above": 0.0, "high": 1.0}, "a number above 0 and at most 1"),
+        (2, {"low": 0.0, "high": 1.0}, "a number from 0 to 1"),
+        (INF, {"low": 0.0}, "a finite number of at least 0"),
+        (0.5, {"low": 1.0, "other": "0"}, "0 or a finite number of at least 1"),
+        (-INF, {"below": 0.0}, "a number below 0"),
+    ],
+)
+def test_bounds_are_said(value: float, bounds: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"^x: got {value}, want {wanted}$"):
+        check_number("x", value, **bounds)
 
 
 def test_values_are_shown_on_one_short_line() -> None:

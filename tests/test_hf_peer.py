@@ -127,17 +127,17 @@ def values(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": "llama"}, "model_type: got 'llama'"),
         (
             {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-            "layer_types has full_attention, want linear_attention only",
+            "layer_types: got full_attention, want linear_attention only",
         ),
         ({"layer_types": ["linear_attention"]}, "want a list with one entry for each layer"),
-        ({"layer_types": None}, "layer_types is None"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"layer_types": None}, "layer_types: got None"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
         ({"model_type": "qwen3_next", "num_experts": 8}, "mixture-of-experts"),
         ({"linear_key_head_dim": 0}, "a size is missing or not a number"),
-        ({"linear_num_value_heads": 5}, "num_v_heads is 5, want a multiple"),
+        ({"linear_num_value_heads": 5}, "num_v_heads: got 5, want a multiple"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )

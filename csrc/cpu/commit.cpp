@@ -5,10 +5,12 @@
 // fast   closed form: the decays of the path are multiplied first, S <- A S + sum_j u_j (w_j o k_j)^T, where
 //        A is the decay of the whole path and w_j that of the tokens after j. Half the operations, another
 //        rounding.
+#include <algorithm>
+
 #include "parallel.h"
-#include "path.h"
 #include "recurrence.h"
 #include "scratch.h"
+#include "specdec/sequences.h"
 #include "stage.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -22,9 +24,10 @@ template <Gate kGate, int kR, typename State>
 void fast_rows(State* state, int64_t DK, const Factor* factors, int64_t count, int64_t row,
                const float* decay) {
   for (int64_t c = 0; c < DK; c += Vec::kWidth) {
+    const Vec a = detail::decay_chunk<kGate>(decay, c);
     Vec s[kR];
     for (int r = 0; r < kR; ++r) {
-      s[r] = detail::decayed<kGate>(Vec::load(state + r * DK + c), decay, c);
+      s[r] = detail::decayed<kGate>(Vec::load(state + r * DK + c), a);
       __builtin_prefetch(state + (kR + r) * DK + c, 0, 2);
     }
     for (int64_t j = 0; j < count; ++j) {
@@ -82,7 +85,8 @@ void commit_tile(const CommitParams& p, int64_t slot, int64_t hv, int64_t row, i
 
 template <Gate kGate, typename State>
 void commit_range(const CommitParams& p, int64_t tile_rows, int64_t begin, int64_t end) {
-  const int64_t DK = p.rec.DK, size = decay_size(p.rec), most = p.path.max_length;
+  const int64_t DK = p.rec.DK, size = decay_size(p.rec);
+  const int64_t most = std::min(p.path.max_length, p.factors.nodes);  // a path names a node once
   const int64_t line = 16;
   const int64_t records = round_up(most * static_cast<int64_t>(sizeof(Factor) / sizeof(float)), line);
   const bool scaled = p.mode == CommitMode::kFast && size > 0;
@@ -99,8 +103,8 @@ void commit_range(const CommitParams& p, int64_t tile_rows, int64_t begin, int64
   for (int64_t i = begin; i < end; ++i) {
     const int64_t b = i / (p.rec.HV * tiles);
     const int64_t hv = i / tiles % p.rec.HV;
-    const int64_t slot = p.slots != nullptr ? p.slots[b] : b;
-    const int64_t m = path_length(p.path, b);
+    const int64_t slot = slot_of(p.slots, b);
+    const int64_t m = std::min(path_length(p.path, b), most);
     if (slot < 0 || m == 0) continue;
     if (i / tiles != staged) {
       for (int64_t j = 0; j < m; ++j) {

@@ -3,6 +3,7 @@
 #include "conv_window.h"
 #include "parallel.h"
 #include "simd.h"
+#include "specdec/sequences.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -13,7 +14,7 @@ Status conv_commit(const ConvCommitParams& p) {
       using X = decltype(x_tag);
       using S = decltype(state_tag);
       parallel_for(p.B, p.B * p.W * p.C, [&](int64_t b) {
-        const int64_t slot = p.slots != nullptr ? p.slots[b] : b;
+        const int64_t slot = slot_of(p.slots, b);
         if (slot < 0) return;
         S* window = static_cast<S*>(p.state.data) + slot * p.state.slot_stride;
         advance_window<X, S>(window, p.x, p.path, b, p.C, p.W);

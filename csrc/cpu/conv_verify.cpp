@@ -11,6 +11,7 @@
 #include "parallel.h"
 #include "rows.h"
 #include "simd_math.h"
+#include "specdec/sequences.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -136,11 +137,10 @@ void run_tile(const ConvVerifyParams& p, int64_t b, int64_t slot, int64_t length
 
 template <typename X, typename S>
 Status run(const ConvVerifyParams& p) {
-  const auto slot_of = [&](int64_t b) -> int64_t { return p.slots != nullptr ? p.slots[b] : b; };
   if (p.has_pending && p.W > 1) {
     parallel_for(p.B, p.B * p.W * p.C, [&](int64_t b) {
-      if (slot_of(b) < 0) return;
-      S* window = static_cast<S*>(p.state.data) + slot_of(b) * p.state.slot_stride;
+      if (slot_of(p.slots, b) < 0) return;
+      S* window = static_cast<S*>(p.state.data) + slot_of(p.slots, b) * p.state.slot_stride;
       advance_window<X, S>(window, p.pending, p.pending_path, b, p.C, p.W);
     });
   }
@@ -149,9 +149,8 @@ Status run(const ConvVerifyParams& p) {
     const int64_t b = item / tiles;
     const int64_t begin = item % tiles * kTile;
     const int64_t count = std::min(kTile, p.C - begin);
-    const int64_t given = p.lengths != nullptr ? p.lengths[b] : p.N;
-    const int64_t slot = slot_of(b);
-    const int64_t length = slot < 0 ? 0 : std::clamp<int64_t>(given, 0, p.N);
+    const int64_t slot = slot_of(p.slots, b);
+    const int64_t length = slot < 0 ? 0 : valid_length(p.lengths, b, p.N);
     if (length > 0) run_tile<X, S>(p, b, slot, length, begin, count);
     for (int64_t n = length; n < p.N; ++n) {
       std::memset(static_cast<X*>(p.y) + (b * p.N + n) * p.C + begin, 0, count * sizeof(X));

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "path.h"
 #include "simd.h"
 #include "specdec/params.h"
+#include "specdec/sequences.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 

@@ -11,6 +11,7 @@
 
 #include "parallel.h"
 #include "scratch.h"
+#include "specdec/sequences.h"
 #include "ut_transform.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -31,13 +32,13 @@ struct Sequence {
 int64_t clamp_to(int64_t x, int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
 
 Sequence sequence_of(const PrefillParams& p, int64_t b) {
-  Sequence s{p.slots != nullptr ? p.slots[b] : b, b, 0, p.T, p.T};
+  Sequence s{slot_of(p.slots, b), b, 0, p.T, p.T};
   if (p.cu_seqlens != nullptr) {
     s.row = 0;
     s.first = clamp_to(p.cu_seqlens[b], p.T);
     s.room = s.tokens = clamp_to(p.cu_seqlens[b + 1] - s.first, p.T - s.first);
-  } else if (p.lengths != nullptr) {
-    s.tokens = clamp_to(p.lengths[b], p.T);
+  } else {
+    s.tokens = valid_length(p.lengths, b, p.T);
   }
   if (s.slot < 0) s.tokens = 0;
   return s;

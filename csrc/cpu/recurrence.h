@@ -1,14 +1,12 @@
 // The step of the recurrence on a few value rows: "The step, to the bit" of docs/architecture.md.
-// Verification, commits, pending factors and prefix replay are all built from step_rows, so their bits agree.
 //
-// A pass over the state rows applies the factors that lead to a node (a decode step has one, a commit has
-// many) and takes the dots of the next token in the same load:
+//   advance:  S <- fma(u, k, a S)           the factor of a node
+//   dots:     sk += S k;   sq += S q        what the next token asks
 //
-//   per chunk:   S <- fma(u_j, k_j, a_j S) for every factor j;   sk += S k;   sq += S q
-//
-// Per 16 state elements and token that is four vector operations, one load and at most one store. One
-// accumulator a row and dot, chunks in ascending order, lanes in the order of hsum: a sum depends on DK and
-// the vector width alone.
+// step_rows does both in one pass over the rows, four vector operations, one load and one store a chunk: the
+// tokens of a chain. fold_rows applies many factors before a chunk is written: commits, pending factors, the
+// replay of a prefix. Both advance a chunk by `advanced`, so their bits agree. One accumulator a row and dot,
+// chunks in ascending order, lanes in the order of hsum: a sum depends on DK and the vector width alone.
 #pragma once
 
 #include <type_traits>
@@ -43,11 +41,22 @@ constexpr int64_t kKeyMultiple = 16;
 
 namespace detail {
 
+// The decay of one chunk: `decay` is one number a head, or one a channel.
 template <Gate kGate>
-inline Vec decayed(Vec s, const float* decay, int64_t c) {
-  if constexpr (kGate == Gate::kHead) return Vec::set(decay[0]) * s;
-  if constexpr (kGate == Gate::kChannel) return Vec::load(decay + c) * s;
-  return s;
+SPECDEC_INLINE Vec decay_chunk(const float* decay, int64_t c) {
+  if constexpr (kGate == Gate::kHead) return Vec::set(decay[0]);
+  if constexpr (kGate == Gate::kChannel) return Vec::load(decay + c);
+  return Vec::zero();
+}
+
+template <Gate kGate>
+SPECDEC_INLINE Vec decayed(Vec s, Vec a) {
+  return kGate == Gate::kNone ? s : a * s;
+}
+
+template <Gate kGate>
+SPECDEC_INLINE Vec advanced(Vec s, Vec a, Vec u, Vec k) {
+  return fma(u, k, decayed<kGate>(s, a));
 }
 
 // A bfloat16 state is rounded where it is written; the token after reads what was written.
@@ -88,14 +97,14 @@ SPECDEC_INLINE void fold_chunks(const Source* source, Target* target, int64_t dk
   }
   for (int64_t j = 0; j < count; ++j) {
     const float* u = factors[j].u + row;
+    Vec a[kC], k[kC];
     for (int i = 0; i < kC; ++i) {
-      for (int r = 0; r < kR; ++r) s[i][r] = detail::decayed<kGate>(s[i][r], factors[j].decay, c + i * kW);
+      a[i] = detail::decay_chunk<kGate>(factors[j].decay, c + i * kW);
+      k[i] = Vec::load(factors[j].k + c + i * kW);
     }
-    Vec k[kC];
-    for (int i = 0; i < kC; ++i) k[i] = Vec::load(factors[j].k + c + i * kW);
     for (int r = 0; r < kR; ++r) {
       const Vec ur = Vec::set(u[r]);
-      for (int i = 0; i < kC; ++i) s[i][r] = fma(ur, k[i], s[i][r]);
+      for (int i = 0; i < kC; ++i) s[i][r] = detail::advanced<kGate>(s[i][r], a[i], ur, k[i]);
     }
   }
   for (int i = 0; i < kC; ++i) {
@@ -141,19 +150,21 @@ SPECDEC_INLINE void step_rows(const Source* source, Target* target, int64_t dk, 
   for (int i = 0; i < 2 * kR; ++i) sums[i] = Vec::zero();
   if constexpr (kFactor) {
     for (int r = 0; r < kR; ++r) u[r] = Vec::set(factor.u[row + r]);
-    if constexpr (kGate == Gate::kHead) a = Vec::set(decay[0]);
+    if constexpr (kGate == Gate::kHead) a = detail::decay_chunk<kGate>(decay, 0);
   }
   for (int64_t c = 0; c < DK; c += Vec::kWidth) {
     fetch(next, DK, c, sizeof(Source));
-    if constexpr (kFactor && kGate == Gate::kChannel) a = Vec::load(decay + c);
+    if constexpr (kFactor && kGate == Gate::kChannel) a = detail::decay_chunk<kGate>(decay, c);
     Vec wk = Vec::zero();
     if constexpr (kFactor) wk = Vec::load(write + c);
     const Vec k = Vec::load(key + c), q = Vec::load(query + c);
+    Vec pa = Vec::zero();
+    if constexpr (kGate == Gate::kChannel) pa = detail::decay_chunk<kGate>(probe_decay, c);
     for (int r = 0; r < kR; ++r) {
       Vec s = Vec::load(source + r * DK + c);
-      if constexpr (kFactor) s = fma(u[r], wk, kGate == Gate::kNone ? s : a * s);
+      if constexpr (kFactor) s = detail::advanced<kGate>(s, a, u[r], wk);
       if constexpr (kWrite) s = detail::written(target + r * DK + c, s);
-      if constexpr (kGate == Gate::kChannel) s = detail::decayed<kGate>(s, probe_decay, c);
+      if constexpr (kGate == Gate::kChannel) s = detail::decayed<kGate>(s, pa);
       sums[r] = fma(s, k, sums[r]);
       sums[kR + r] = fma(s, q, sums[kR + r]);
     }
@@ -209,18 +220,19 @@ __attribute__((noinline)) void chain_pass(const Source* source, Target* target, 
 }
 
 template <Gate kGate, int kDK, int kR, typename Source, typename Answer>
-inline void answer_block(const Source* source, const Pass& p, int64_t r, const Ahead& ahead,
+inline void answer_block(const Source* source, const Pass& p, int64_t first, int64_t r, Ahead ahead,
                          Answer&& answer) {
-  for (int64_t c = 0; c < p.children; ++c) {
+  for (int64_t c = first; c < p.children; ++c) {
     Vec sk, sq;
     step_rows<kGate, kR, kDK, false, false>(source, static_cast<float*>(nullptr), p.DK, Factor{}, 0,
-                                            p.probes[c], sk, sq, c == 0 ? ahead : Ahead{});
+                                            p.probes[c], sk, sq, ahead);
     answer(c, r, kR, sk, sq);
+    ahead = Ahead{};
   }
 }
 
-// Any number of factors and children: the children are answered from the block that the factors just wrote,
-// which is in the first cache.
+// Any number of factors and children. The first child of one factor is answered while its parent's rows are
+// in registers, the others from the block just written, which is in the first cache.
 template <Gate kGate, int kDK, typename Source, typename Target, typename Answer>
 __attribute__((noinline)) void tree_pass(const Source* source, Target* target, const Pass& p,
                                          Answer&& answer) {
@@ -230,13 +242,19 @@ __attribute__((noinline)) void tree_pass(const Source* source, Target* target, c
     const Source* from = source + r * DK;
     const Ahead ahead = at_block(p.ahead, r, DK, sizeof(Source));
     if (p.count == 0) {
-      answer_block<kGate, kDK, kR>(from, p, r, ahead, answer);
+      answer_block<kGate, kDK, kR>(from, p, 0, r, ahead, answer);
+    } else if (p.count == 1 && p.children > 0 && target != nullptr) {
+      Vec sk, sq;
+      step_rows<kGate, kR, kDK, true, true>(from, target + r * DK, DK, p.factors[0], p.row + r, p.probes[0],
+                                            sk, sq, ahead);
+      answer(0, r, kR, sk, sq);
+      answer_block<kGate, kDK, kR>(target + r * DK, p, 1, r, Ahead{}, answer);
     } else if (target != nullptr) {
       fold_rows<kGate, kR, kDK>(from, target + r * DK, p.DK, p.factors, p.count, p.row + r, ahead);
-      answer_block<kGate, kDK, kR>(target + r * DK, p, r, Ahead{}, answer);
+      answer_block<kGate, kDK, kR>(target + r * DK, p, 0, r, Ahead{}, answer);
     } else {
       fold_rows<kGate, kR, kDK>(from, p.block, p.DK, p.factors, p.count, p.row + r, ahead);
-      answer_block<kGate, kDK, kR>(p.block, p, r, Ahead{}, answer);
+      answer_block<kGate, kDK, kR>(p.block, p, 0, r, Ahead{}, answer);
     }
   });
 }

@@ -1,50 +1,12 @@
-// What every form of the recurrence does before the state is asked: rows of any type to float32 and back,
-// keys and queries as the recurrence uses them, decays, stored factors. Prepared once a thread and head, so
-// that the hot loops are float32 alone. Params is VerifyParams or PrefillParams.
+// What every form of the recurrence reads before the state is asked, in float32: keys and queries as the
+// recurrence uses them, decays, betas, stored factors. Prepared once a thread and head, so that the hot loops
+// are float32 alone. Params is VerifyParams or PrefillParams.
 #pragma once
 
 #include "recurrence.h"
+#include "rows.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
-
-// --- rows of any type ---
-
-// x [count] -> out, in float32.
-inline void widen_row(DType dtype, const void* x, int64_t offset, int64_t count, float* out) {
-  visit_dtype(dtype, [&](auto tag) {
-    const auto* from = static_cast<const decltype(tag)*>(x) + offset;
-    int64_t c = 0;
-    for (; c + Vec::kWidth <= count; c += Vec::kWidth) Vec::load(from + c).store(out + c);
-    for (; c < count; ++c) out[c] = to_float(from[c]);
-  });
-}
-
-// out [count] <- x, rounded to its type.
-inline void narrow_row(DType dtype, const float* x, int64_t count, void* out, int64_t offset) {
-  visit_dtype(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    T* to = static_cast<T*>(out) + offset;
-    int64_t c = 0;
-    for (; c + Vec::kWidth <= count; c += Vec::kWidth) store(to + c, Vec::load(x + c));
-    for (; c < count; ++c) to[c] = from_float<T>(x[c]);
-  });
-}
-
-inline void clear_row(DType dtype, int64_t count, void* out, int64_t offset) {
-  const int64_t size = dtype == DType::kFloat32 ? 4 : 2;
-  std::memset(static_cast<char*>(out) + offset * size, 0, count * size);
-}
-
-// to [count] <- from, or zeros for a row of padding, which is not read.
-inline void copy_or_clear(bool valid, const float* from, int64_t count, float* to) {
-  if (valid) {
-    std::memcpy(to, from, count * sizeof(float));
-  } else {
-    std::memset(to, 0, count * sizeof(float));
-  }
-}
-
-// --- tokens ---
 
 inline int64_t at_token(const Strides& s, int64_t b, int64_t n, int64_t h) {
   return b * s.b + n * s.n + h * s.h;
@@ -99,33 +61,6 @@ inline Factor stored_factor(const Recurrence& rec, const FactorsView& view, int6
   if (size > 0) decay_of(view.g + (at * rec.HV + hv) * size, decay, size);
   const int64_t hk = hv / (rec.HV / rec.HK);
   return Factor{view.u + (at * rec.HV + hv) * rec.DV, view.k + (at * rec.HK + hk) * rec.DK, decay};
-}
-
-// Factors of row b that do not depend on the value row, padding beyond n tokens cleared: k_out from the
-// staged keys [n, DK] where hv is the first value head of its key head, g_out from g.
-inline void write_head_factors(const VerifyParams& p, int64_t b, int64_t n, int64_t hv, const float* keys) {
-  const Recurrence& rec = p.rec;
-  const int64_t group = rec.HV / rec.HK, size = decay_size(rec);
-  for (int64_t i = 0; i < p.N; ++i) {
-    const int64_t token = b * p.N + i;
-    if (hv % group == 0) {
-      copy_or_clear(i < n, keys + i * rec.DK, rec.DK, p.k_out + (token * rec.HK + hv / group) * rec.DK);
-    }
-    if (size > 0) {
-      copy_or_clear(i < n, p.g + at_token(p.g_stride, b, i, hv), size,
-                    p.g_out + (token * rec.HV + hv) * size);
-    }
-  }
-}
-
-// Value rows [row, row + rows) of the padding tokens [n, N) in u_out and out.
-inline void clear_padding(const VerifyParams& p, int64_t b, int64_t n, int64_t hv, int64_t row,
-                          int64_t rows) {
-  for (int64_t i = n; i < p.N; ++i) {
-    const int64_t at = ((b * p.N + i) * p.rec.HV + hv) * p.rec.DV + row;
-    std::memset(p.u_out + at, 0, rows * sizeof(float));
-    clear_row(p.dtype, rows, p.out, at);
-  }
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

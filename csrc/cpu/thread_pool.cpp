@@ -8,8 +8,10 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -61,6 +63,7 @@ class Pool {
     }
     start_workers(threads - 1);
     body_ = body, context_ = context, step_ = step, threads_ = threads;
+    failed_ = nullptr;
     for (int t = 0; t < threads; ++t) {
       shares_[t].end = n * (t + 1) / threads;
       shares_[t].next.store(n * t / threads, std::memory_order_relaxed);
@@ -74,11 +77,13 @@ class Pool {
     inside = true;
     work(0);
     inside = false;
+    // Nobody may read the body's context after this call, which may end in an exception.
     // Sequentially consistent on both sides: a worker that misses this store is seen in `busy_`.
     open_.store(false);
     if (!spin_until([this] { return busy_.load() == 0; })) {
       while (busy_.load() > 0) std::this_thread::yield();
     }
+    if (failed_ != nullptr) std::rethrow_exception(std::exchange(failed_, nullptr));
   }
 
  private:
@@ -87,14 +92,22 @@ class Pool {
     int64_t end = 0;
   };
 
+  // The first exception of a body (scratch that cannot be had) is kept for the caller; what is left is not
+  // started.
   void work(int self) {
-    for (int i = 0; i < threads_; ++i) {
-      Share& share = shares_[(self + i) % threads_];
-      for (;;) {
-        const int64_t begin = share.next.fetch_add(step_, std::memory_order_relaxed);
-        if (begin >= share.end) break;
-        body_(context_, begin, std::min(begin + step_, share.end));
+    try {
+      for (int i = 0; i < threads_; ++i) {
+        Share& share = shares_[(self + i) % threads_];
+        for (;;) {
+          const int64_t begin = share.next.fetch_add(step_, std::memory_order_relaxed);
+          if (begin >= share.end) break;
+          body_(context_, begin, std::min(begin + step_, share.end));
+        }
       }
+    } catch (...) {
+      for (int i = 0; i < threads_; ++i) shares_[i].next.store(shares_[i].end);
+      std::lock_guard<std::mutex> lock(failing_);
+      if (failed_ == nullptr) failed_ = std::current_exception();
     }
   }
 
@@ -133,6 +146,8 @@ class Pool {
   int64_t step_ = 1;
   int threads_ = 1;
   Share shares_[kMaxThreads];
+  std::mutex failing_;
+  std::exception_ptr failed_;
 
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> open_{false};

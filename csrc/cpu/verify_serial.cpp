@@ -5,10 +5,10 @@
 #include "verify_serial.h"
 
 #include "parallel.h"
-#include "path.h"
 #include "rows.h"
 #include "scratch.h"
-#include "stage.h"
+#include "specdec/sequences.h"
+#include "verify_outputs.h"
 #include "verify_plan.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -49,12 +49,9 @@ struct Sequence {
 };
 
 Sequence sequence_of(const VerifyParams& p, int64_t b) {
-  Sequence s{b, p.slots != nullptr ? p.slots[b] : b, p.N, 0};
-  if (s.slot < 0) {
-    s.length = 0;
-    return s;
-  }
-  if (p.lengths != nullptr) s.length = p.lengths[b] < 0 ? 0 : p.lengths[b] > p.N ? p.N : p.lengths[b];
+  Sequence s{b, slot_of(p.slots, b), 0, 0};
+  if (s.slot < 0) return s;
+  s.length = valid_length(p.lengths, b, p.N);
   if (p.has_pending) s.pending_count = path_length(p.pending_path, b);
   return s;
 }

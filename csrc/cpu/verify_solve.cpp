@@ -11,9 +11,10 @@
 #include <algorithm>
 
 #include "parallel.h"
-#include "path.h"
 #include "scratch.h"
+#include "specdec/sequences.h"
 #include "ut_transform.h"
+#include "verify_outputs.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -57,7 +58,7 @@ class Solver {
     turned_ = place(columns * kPanel);
     u_ = place(nodes * kPanel);
     wide_ = place(p.state.dtype == DType::kFloat32 ? 0 : kTileRows * DK_);
-    most_pending_ = p.has_pending ? p.pending_path.max_length : 0;
+    most_pending_ = p.has_pending ? std::min(p.pending_path.max_length, p.pending.nodes) : 0;
     pending_decay_ = place(most_pending_ * decays_);
     pending_ = place(most_pending_ * static_cast<int64_t>(sizeof(Factor) / sizeof(float)));
     size_ = size;
@@ -78,10 +79,10 @@ class Solver {
       const int64_t tile = item % tiles_;
       if (b != staged_b) {
         b_ = b;
-        slot_ = p_.slots != nullptr ? p_.slots[b] : b;
-        const int64_t given = p_.lengths != nullptr ? p_.lengths[b] : p_.N;
-        n_ = slot_ < 0 ? 0 : given < 0 ? 0 : given > p_.N ? p_.N : given;
-        pending_count_ = p_.has_pending && slot_ >= 0 ? path_length(p_.pending_path, b) : 0;
+        slot_ = slot_of(p_.slots, b);
+        n_ = slot_ < 0 ? 0 : valid_length(p_.lengths, b, p_.N);
+        pending_count_ =
+            p_.has_pending && slot_ >= 0 ? std::min(path_length(p_.pending_path, b), most_pending_) : 0;
         all_columns_ = round_up(2 * n_, Vec::kWidth);
         columns_ = delta_ ? all_columns_ : std::min(all_columns_, round_up(n_, kPanel));
         staged_hk = staged_hv = -1;

@@ -2,7 +2,8 @@
 // once.
 //
 // exact  applies them in token order with the operations of the step: bit-equal to decoding the tokens.
-// fast   closed form, S <- A o S + sum_j u_j (w_j o k_j)^T with A the decay of the whole path and w_j that of the
+// fast   closed form, S <- A o S + sum_j u_j (w_j o k_j)^T with A the decay of the whole path and w_j that of
+// the
 //        tokens after j: from the last token to the first, w_j grows along.
 #pragma once
 
@@ -31,8 +32,8 @@ struct Commit {
     const int64_t slot = p.slots != nullptr ? Global<const int32_t>(p.slots).load(at.b) : at.b;
     const int m = path_length(p.path, at.b);
     if (slot < 0 || m == 0) return;
-    const Global<State> state = Global<State>(static_cast<State*>(p.state.data)) + slot * p.state.slot_stride +
-                                (at.hv * p.rec.DV + at.row) * kDK;
+    const Global<State> state = Global<State>(static_cast<State*>(p.state.data)) +
+                                slot * p.state.slot_stride + (at.hv * p.rec.DV + at.row) * kDK;
     const Stage stage(shared);
     SharedPath path(p.path, shared);
     StateTile<Traits> tile;

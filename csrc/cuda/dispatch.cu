@@ -2,6 +2,7 @@
 #include "commit.cuh"
 #include "instances.cuh"
 #include "ops.h"
+#include "verify_hybrid.cuh"
 #include "verify_serial.cuh"
 
 namespace specdec::cuda {
@@ -21,7 +22,8 @@ struct Tag {
 
 template <typename State, int kDK, typename F>
 Status visit_gate(Gate gate, F&& f) {
-  return gate == Gate::kChannel ? f(Tag<Tile<true, State, kDK, kUsual>>{}) : f(Tag<Tile<false, State, kDK, kUsual>>{});
+  return gate == Gate::kChannel ? f(Tag<Tile<true, State, kDK, kUsual>>{})
+                                : f(Tag<Tile<false, State, kDK, kUsual>>{});
 }
 
 template <typename State, typename F>
@@ -83,11 +85,24 @@ Status launch_tiles(const Params& p, Stream stream) {
   });
 }
 
+// A chain is the same launch either way.
+bool is_hybrid(const VerifyParams& p) { return p.strategy == Strategy::kHybrid && TreeWalk::wanted(p); }
+
 }  // namespace
 
-int64_t verify_workspace_bytes(const VerifyParams&) { return 0; }
+VerifyWorkspace verify_workspace(const VerifyParams& p) {
+  VerifyWorkspace wanted;
+  if (!is_hybrid(p) || p.rec.DV % kUsual != 0) return wanted;
+  visit_traits(p.rec, p.state.dtype, [&](auto tag) {
+    using Kernel = VerifyHybrid<typename decltype(tag)::Type>;
+    wanted.states_count = Kernel::states_count(p);
+    wanted.counters_count = Kernel::counters_count(p);
+    return Status::kOk;
+  });
+  return wanted;
+}
 
-Status verify(const VerifyParams& p, Workspace, Stream stream) {
+Status verify(const VerifyParams& p, const VerifyWorkspace& workspace, Stream stream) {
   if ((p.rec.gate == Gate::kNone) != (p.g == nullptr)) return Status::kInvalidArgument;
   if ((p.rec.update == Update::kDelta) != (p.beta != nullptr)) return Status::kInvalidArgument;
   // A prefix hangs below the durable state; pending factors would move that state away under it.
@@ -96,7 +111,16 @@ Status verify(const VerifyParams& p, Workspace, Stream stream) {
   if (checked != Status::kOk) return checked;
   if (p.strategy == Strategy::kSolve) return Status::kUnsupported;
   if (p.N + (p.has_prefix ? p.prefix.nodes : 0) > kMaxSerialNodes) return Status::kUnsupported;
-  return launch_tiles<VerifySerial>(p, stream);
+  if (!is_hybrid(p)) return launch_tiles<VerifySerial>(p, stream);
+  const VerifyWorkspace wanted = verify_workspace(p);
+  if (workspace.states_count < wanted.states_count || workspace.counters_count < wanted.counters_count) {
+    return Status::kInvalidArgument;
+  }
+  return visit_traits(p.rec, p.state.dtype, [&](auto tag) {
+    using Kernel = VerifyHybrid<typename decltype(tag)::Type>;
+    if (Kernel::blocks_wanted(p) > kMaxBlocks) return Status::kUnsupported;
+    return launch<Kernel>(HybridParams{p, workspace.states, workspace.counters}, stream);
+  });
 }
 
 Status commit(const CommitParams& p, Stream stream) {

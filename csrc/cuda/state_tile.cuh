@@ -1,10 +1,10 @@
 // A tile of the state in registers: some value rows of one head, each with its full key dimension, and the
 // step of the recurrence on it ("The step, to the bit" of docs/architecture.md).
 //
-// Eight lanes hold a row and a thread holds kR rows. Lane l has the columns of the 16-byte words l, l + 8, ...
-// of a row, so that eight lanes load 128 contiguous bytes. A dot is summed by each lane over its columns in
-// ascending order, then over lanes 4, 2 and 1 apart: its bits depend on DK and the state's type alone, not on
-// the tile, the batch or the tree.
+// Eight lanes hold a row and a thread holds kR rows. Lane l has the columns of the 16-byte words l, l + 8,
+// ... of a row, so that eight lanes load 128 contiguous bytes. A dot is summed by each lane over its columns
+// in ascending order, then over lanes 4, 2 and 1 apart: its bits depend on DK and the state's type alone, not
+// on the tile, the batch or the tree.
 #pragma once
 
 #include "primitives.cuh"
@@ -31,8 +31,8 @@ struct TileTraits {
   static_assert(kDK % 32 == 0 && (kR == 1 || kR == 2 || kR == 4));
 };
 
-// Sums V numbers over 2 * kMask lanes. Every lane is left with one sum: the halves of x part where lanes differ
-// in the bit kMask, the quarters in kMask / 2, and so on. The order of a sum does not depend on V.
+// Sums V numbers over 2 * kMask lanes. Every lane is left with one sum: the halves of x part where lanes
+// differ in the bit kMask, the quarters in kMask / 2, and so on. The order of a sum does not depend on V.
 template <int kMask, int V>
 SPECDEC_DEVICE float scatter_sum(const float (&x)[V]) {
   if constexpr (kMask == 0) {
@@ -119,8 +119,8 @@ class StateTile {
     for (int r = 0; r < kR; ++r) {
       SPECDEC_UNROLL
       for (int i = 0; i < kQuads; ++i) {
-        to.template store_vec<4>(saved(r, i), Pack<float, 4>{{s_[r][4 * i], s_[r][4 * i + 1], s_[r][4 * i + 2],
-                                                              s_[r][4 * i + 3]}});
+        to.template store_vec<4>(saved(r, i), Pack<float, 4>{{s_[r][4 * i], s_[r][4 * i + 1],
+                                                              s_[r][4 * i + 2], s_[r][4 * i + 3]}});
       }
     }
   }
@@ -140,8 +140,8 @@ class StateTile {
   // --- the step: k, q and decay [DK] placed in shared memory, a the decay of a head ---
 
   // S <- a o S with a gate per channel; sums of S k and S q of this lane's row.
-  SPECDEC_DEVICE void ask(const Shared<float>& k, const Shared<float>& q, const Shared<float>& decay, float* sk,
-                          float* sq) {
+  SPECDEC_DEVICE void ask(const Shared<float>& k, const Shared<float>& q, const Shared<float>& decay,
+                          float* sk, float* sq) {
     float sums[2 * kR];
     SPECDEC_UNROLL
     for (int r = 0; r < 2 * kR; ++r) sums[r] = 0.0f;
@@ -182,7 +182,8 @@ class StateTile {
   }
 
   // The step of a token that was asked before: u [kRows] in shared memory.
-  SPECDEC_DEVICE void replay(const Shared<float>& k, const Shared<float>& decay, float a, const Shared<float>& u) {
+  SPECDEC_DEVICE void replay(const Shared<float>& k, const Shared<float>& decay, float a,
+                             const Shared<float>& u) {
     float writes[kR];
     SPECDEC_UNROLL
     for (int r = 0; r < kR; ++r) writes[r] = u.load(row() + r);
@@ -245,7 +246,9 @@ class StateTile {
   SPECDEC_DEVICE static int64_t offset(int r, int w) {
     return (row() + r) * Traits::kDK + (w * kLanes + part()) * kVec;
   }
-  SPECDEC_DEVICE static int saved(int r, int i) { return ((r * kQuads + i) * Traits::kThreads + thread()) * 4; }
+  SPECDEC_DEVICE static int saved(int r, int i) {
+    return ((r * kQuads + i) * Traits::kThreads + thread()) * 4;
+  }
   SPECDEC_DEVICE static int quad(int i) { return 4 * (i * kLanes + part()); }
 
   SPECDEC_DEVICE void scale(int i, const Pack<float, 4>& a) {

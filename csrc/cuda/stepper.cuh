@@ -45,7 +45,8 @@ SPECDEC_DEVICE void clear_padding(const VerifyParams& p, const Place& at, int le
         Global<float>(p.k_out).store((token * rec.HK + at.hk) * Traits::kDK + i, 0.0f);
       }
     }
-    for (int i = thread(); i < gates; i += Traits::kThreads) Global<float>(p.g_out).store(head * gates + i, 0.0f);
+    for (int i = thread(); i < gates; i += Traits::kThreads)
+      Global<float>(p.g_out).store(head * gates + i, 0.0f);
   }
 }
 
@@ -80,10 +81,12 @@ class Stepper {
     if (s_.pending > 0) path_.load(p_.pending_path, at_.b, s_.pending, Traits::kThreads);
   }
 
-  // Folds `pending` factors into the tile and writes it back, then steps `count` visits: visit_of(i), and
-  // before(visit) with the tile at the state that the visit before has left.
-  template <typename VisitOf, typename Before>
-  SPECDEC_DEVICE void run(int pending, int count, VisitOf&& visit_of, Before&& before) {
+  // Folds `pending` factors into the tile, writes it back and calls folded(), then steps `count` visits,
+  // visit_of(i), between before(visit), with the tile at the state that the last visit has left, and
+  // after(visit). All by the whole block.
+  template <typename VisitOf, typename Folded, typename Before, typename After>
+  SPECDEC_DEVICE void run(int pending, int count, VisitOf&& visit_of, Folded&& folded, Before&& before,
+                          After&& after) {
     const auto node_of = [&](int t) { return t < pending ? -1 : visit_of(t - pending).node; };
     stage_.run(
         pending + count,
@@ -110,7 +113,10 @@ class Stepper {
         [&](int bank, int i, int t) {
           if (t < pending) {
             replay(bank, i);
-            if (t == pending - 1) tile.store(durable_);
+            if (t == pending - 1) {
+              tile.store(durable_);
+              folded();
+            }
             return;
           }
           const Visit visit = visit_of(t - pending);
@@ -120,6 +126,7 @@ class Stepper {
           } else {
             step(bank, i, visit.node - prefix_, visit.leaf);
           }
+          after(visit);
         });
   }
 

@@ -99,8 +99,8 @@ SPECDEC_DEVICE bool rows_aligned(const void* data, DType dtype, const Strides& s
 struct Place {
   int64_t b = 0;
   int hv = 0, hk = 0;
-  int row = 0;          // first value row of the tile
-  bool first = false;   // of the tiles of its value head: writes what does not depend on the value row
+  int row = 0;         // first value row of the tile
+  bool first = false;  // of the tiles of its value head: writes what does not depend on the value row
 
   template <int kRows>
   SPECDEC_DEVICE static Place of(const Recurrence& rec, int64_t index) {
@@ -135,8 +135,8 @@ class TokenStage {
   SPECDEC_DEVICE explicit TokenStage(SharedArena& shared)
       : raw_(shared, 2 * kTokens * kRaw), ready_(shared.take<float>(kTokens * kReady)) {}
 
-  // Takes `total` tokens through the stage, token t as token i of a bank. copy(bank, i, part, t) by a warp, for
-  // the parts 0 to 3 (k, q, v, gates); prepare(bank, t, n) by the block, for the n tokens from t on;
+  // Takes `total` tokens through the stage, token t as token i of a bank. copy(bank, i, part, t) by a warp,
+  // for the parts 0 to 3 (k, q, v, gates); prepare(bank, t, n) by the block, for the n tokens from t on;
   // step(bank, i, t) by the block, in order.
   template <typename Copy, typename Prepare, typename Step>
   SPECDEC_DEVICE void run(int total, Copy&& copy, Prepare&& prepare, Step&& step) const {
@@ -149,7 +149,8 @@ class TokenStage {
       const int next = first + kTokens;
       if (next < total) {
         const int parts = 4 * tokens_from(next);
-        for (int part = warp(); part < parts; part += kWarps) copy(bank ^ 1, part / 4, part % 4, next + part / 4);
+        for (int part = warp(); part < parts; part += kWarps)
+          copy(bank ^ 1, part / 4, part % 4, next + part / 4);
         copy_async_commit();
       }
       if (first < 0) continue;
@@ -162,15 +163,19 @@ class TokenStage {
 
   // --- copies, by a warp each: token i of the bank ---
 
-  SPECDEC_DEVICE void copy_new(const VerifyParams& p, const Place& at, int bank, int i, int part, int64_t n) const {
+  SPECDEC_DEVICE void copy_new(const VerifyParams& p, const Place& at, int bank, int i, int part,
+                               int64_t n) const {
     const RawRow to = raw(bank, i);
     if (part == 0) {
       to.copy(p.k, p.dtype, rows_aligned(p.k, p.dtype, p.k_stride), offset(p.k_stride, at.b, n, at.hk), kDK);
     } else if (part == 1) {
-      (to + kRawQ).copy(p.q, p.dtype, rows_aligned(p.q, p.dtype, p.q_stride), offset(p.q_stride, at.b, n, at.hk), kDK);
+      (to + kRawQ)
+          .copy(p.q, p.dtype, rows_aligned(p.q, p.dtype, p.q_stride), offset(p.q_stride, at.b, n, at.hk),
+                kDK);
     } else if (part == 2) {
-      (to + kRawV).copy(p.v, p.dtype, rows_aligned(p.v, p.dtype, p.v_stride),
-                        offset(p.v_stride, at.b, n, at.hv) + at.row, kRows);
+      (to + kRawV)
+          .copy(p.v, p.dtype, rows_aligned(p.v, p.dtype, p.v_stride),
+                offset(p.v_stride, at.b, n, at.hv) + at.row, kRows);
     } else {
       copy_gates(p.g, kChannel && rows_aligned(p.g, DType::kFloat32, p.g_stride),
                  offset(p.g_stride, at.b, n, at.hv), to);
@@ -181,16 +186,18 @@ class TokenStage {
     }
   }
 
-  SPECDEC_DEVICE void copy_factor(const Recurrence& rec, const FactorsView& view, const Place& at, int bank, int i,
-                                  int part, int64_t node) const {
+  SPECDEC_DEVICE void copy_factor(const Recurrence& rec, const FactorsView& view, const Place& at, int bank,
+                                  int i, int part, int64_t node) const {
     const RawRow to = raw(bank, i);
     const int64_t token = at.b * view.nodes + node;
     const int64_t head = token * rec.HV + at.hv;
     if (part == 0) {
-      to.copy(view.k, DType::kFloat32, rows_aligned(view.k, DType::kFloat32, {}), (token * rec.HK + at.hk) * kDK, kDK);
+      to.copy(view.k, DType::kFloat32, rows_aligned(view.k, DType::kFloat32, {}),
+              (token * rec.HK + at.hk) * kDK, kDK);
     } else if (part == 2) {
-      (to + kRawV).copy(view.u, DType::kFloat32, rows_aligned(view.u, DType::kFloat32, {}), head * rec.DV + at.row,
-                        kRows);
+      (to + kRawV)
+          .copy(view.u, DType::kFloat32, rows_aligned(view.u, DType::kFloat32, {}), head * rec.DV + at.row,
+                kRows);
     } else if (part == 3) {
       copy_gates(view.g, rows_aligned(view.g, DType::kFloat32, {}), kChannel ? head * kDK : head, to);
     }
@@ -257,9 +264,10 @@ class TokenStage {
     prepare_gates(gate, from, to);
   }
 
-  // By the block: the keys of a bank for the closed form, from the last token on. `log_decay` is one number, or
-  // [DK] placed with a gate per channel: the sum of g over the tokens of the banks before.
-  SPECDEC_DEVICE void prepare_closed(Gate gate, int bank, int tokens, bool first, const Shared<float>& log_decay) const {
+  // By the block: the keys of a bank for the closed form, from the last token on. `log_decay` is one number,
+  // or [DK] placed with a gate per channel: the sum of g over the tokens of the banks before.
+  SPECDEC_DEVICE void prepare_closed(Gate gate, int bank, int tokens, bool first,
+                                     const Shared<float>& log_decay) const {
     const float before = kChannel || first || gate == Gate::kNone ? 0.0f : log_decay.load(0);
     if constexpr (!kChannel) barrier();  // all have read it
     for (int c = thread(); c < kDK; c += Traits::kThreads) {

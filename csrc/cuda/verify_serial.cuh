@@ -1,6 +1,7 @@
 // Serial verification: a block owns a tile of value rows of one head of one sequence, reads it once, folds
-// what is pending into it and writes it back once, and steps all new tokens on it while it stays in registers.
-// Chains need nothing else; a tree is walked depth first, states with several children wait in shared memory.
+// what is pending into it and writes it back once, and steps all new tokens on it while it stays in
+// registers. Chains need nothing else; a tree is walked depth first, states with several children wait in
+// shared memory.
 #pragma once
 
 #include "stepper.cuh"
@@ -16,7 +17,7 @@ struct VerifySerial {
 
   static Launch shape(const Params& p) {
     int64_t bytes = Stepper<Traits>::shared_bytes(p);
-    if (is_tree(p)) bytes += TreeWalk::kSharedBytes + slots(p) * Tile::kSavedFloats * int64_t{4};
+    if (TreeWalk::wanted(p)) bytes += TreeWalk::kSharedBytes + slots(p) * Tile::kSavedFloats * int64_t{4};
     return {{static_cast<int32_t>(p.B * p.rec.HV * (p.rec.DV / Traits::kRows)), 1, 1}, bytes};
   }
 
@@ -29,32 +30,28 @@ struct VerifySerial {
     Stepper<Traits> stepper(p, at, s, shared);
     stepper.load_durable();
     stepper.load_path();
-    const bool tree = is_tree(p);
+    const bool tree = TreeWalk::wanted(p);
     int count = s.length == 0 ? 0 : prefix + s.length;
     TreeWalk walk;
     Shared<float> saved;
     if (tree) {
       walk = TreeWalk(shared);
       saved = shared.take<float>(slots(p) * Tile::kSavedFloats);
-      const Global<const int32_t> none;
-      count = walk.build(p.parents != nullptr ? Global<const int32_t>(p.parents) + at.b * p.N : none, s.length,
-                         p.prefix_parents != nullptr ? Global<const int32_t>(p.prefix_parents) + at.b * prefix : none,
-                         prefix);
+      walk.build(p, at.b, s.length);
+      count = walk.order_nodes();
     }
     stepper.run(
         s.pending, count,
         // The last node of a chain answers, nobody reads its state.
-        [&](int i) { return tree ? walk.visit(i) : Visit{i, i == count - 1, Visit::kNothing, 0}; },
+        [&](int i) { return tree ? walk.visit(i) : Visit{i, i == count - 1, Visit::kNothing, 0}; }, [] {},
         [&](const Visit& visit) {
           if (visit.action == Visit::kSave) stepper.tile.save(saved + visit.slot * Tile::kSavedFloats);
           if (visit.action == Visit::kRestore) stepper.tile.restore(saved + visit.slot * Tile::kSavedFloats);
-        });
+        },
+        [](const Visit&) {});
   }
 
  private:
-  SPECDEC_HOST_DEVICE static bool is_tree(const Params& p) {
-    return p.parents != nullptr || (p.has_prefix && p.prefix_parents != nullptr);
-  }
   SPECDEC_HOST_DEVICE static int slots(const Params& p) {
     return TreeWalk::slots(p.N + (p.has_prefix ? p.prefix.nodes : 0));
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "specdec/types.h"
 
 namespace py = pybind11;
 
@@ -121,6 +122,7 @@ py::array_t<bool> ancestor_mask(const TreeSchedule& tree) {
 
 void bind_tree(py::module_& module) {
   module.attr("MAX_NODES") = static_cast<int>(TreeSchedule::kMaxNodes);
+  module.attr("MAX_SERIAL_NODES") = kMaxSerialNodes;
   module.def("check_tree", &check_tree);
   module.def("merge_paths", &merge_paths);
   py::class_<TreeSchedule>(module, "TreeSchedule")

@@ -6,7 +6,7 @@ namespace specdec::binding {
 
 namespace {
 
-// Raw inputs [B, N, C] with free row and node strides. B, N or C of -1 is any.
+// Raw inputs [B, N, C] with free row and node strides; B or C of -1 is any.
 ConvInputView conv_input(const Tensor& x, const char* name, int64_t B, int64_t C) {
   check_shape(x, name, {B, -1, C}, "[B, N, C]");
   STD_TORCH_CHECK(x.size(2) >= 1, name, ": got no channels, want C of at least 1");
@@ -106,7 +106,7 @@ void conv_commit(const Tensor& conv_state, const Tensor& x, const OptionalTensor
   p.C = x.size(2);
   p.state = conv_state_view(conv_state, -1, p.C, p.x.dtype, Access::kWrite);
   p.W = conv_state.size(1) + 1;
-  const Rows rows = rows_view(slots, p.B, p.state.slots, "conv_state");
+  const Rows rows = slots_view(slots, p.B, p.state.slots, "conv_state");
   p.slots = rows.slots;
   p.path = path_view(path, path_lengths, "path", "path_lengths", rows, p.x.nodes);
   check_apart(conv_state, "conv_state",

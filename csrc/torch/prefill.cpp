@@ -39,7 +39,7 @@ Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Optional
   }
   p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
   p.state = state_view(state, p.rec, Access::kWrite);
-  p.slots = rows_view(slots, p.B, p.state.slots, "state").slots;
+  p.slots = slots_view(slots, p.B, p.state.slots, "state").slots;
   check_apart(state, "state",
               {{"q", q},
                {"k", k},

@@ -143,7 +143,7 @@ void commit(const Tensor& state, const Tensor& k, const Tensor& u, const Optiona
   STD_TORCH_CHECK(mode == 0 || mode == 1, "mode: got ", mode, ", want 0 (exact) or 1 (fast)");
   p.mode = static_cast<CommitMode>(mode);
   p.state = state_view(state, p.rec, Access::kWrite);
-  const Rows rows = rows_view(slots, p.B, p.state.slots, "state");
+  const Rows rows = slots_view(slots, p.B, p.state.slots, "state");
   p.slots = rows.slots;
   p.path = path_view(path, path_lengths, "path", "path_lengths", rows, p.factors.nodes);
   check_apart(state, "state",

@@ -127,8 +127,16 @@ inline int32_t aoti_dtype(const Tensor& t) {
 }
 
 inline void check_status(Status status, const char* op) {
-  STD_TORCH_CHECK(status == Status::kOk, op,
-                  status == Status::kUnsupported ? ": no kernel for these sizes" : ": invalid parameters");
+  switch (status) {
+    case Status::kOk:
+      return;
+    case Status::kUnsupported:
+      STD_TORCH_CHECK(false, op, ": this backend has no kernel for these sizes and types");
+    case Status::kInvalidArgument:
+      STD_TORCH_CHECK(false, op, ": parameters that contradict each other");
+    case Status::kLaunchFailed:
+      STD_TORCH_CHECK(false, op, ": the device refused the launch");
+  }
 }
 
 }  // namespace specdec::binding

@@ -21,7 +21,7 @@ void check_distinct(const int32_t* slots, int64_t B) {
 
 }  // namespace
 
-Rows rows_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name) {
+Rows slots_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name) {
   Rows rows{B, int32_or_null(slots, "slots", {B}, "[B]")};
   if (!slots.has_value()) {
     STD_TORCH_CHECK(B == pool, "slots: got None with ", B, " rows and ", pool, " slots in ", pool_name,
@@ -42,7 +42,7 @@ const int32_t* parents_view(const OptionalTensor& parents, const char* name, con
   if (data == nullptr) return nullptr;
   for (int64_t b = 0; b < rows.B; ++b) {
     if (rows.padding(b)) continue;
-    const TreeError error = check_parents(data + b * N, clamped_length(lengths, b, N), first);
+    const TreeError error = check_parents(data + b * N, valid_length(lengths, b, N), first);
     if (error.ok()) continue;
     char text[96];
     error.format(text, sizeof(text));
@@ -60,7 +60,7 @@ PathView path_view(const OptionalTensor& path, const OptionalTensor& lengths, co
   if (view.path == nullptr) return view;
   for (int64_t b = 0; b < rows.B; ++b) {
     if (rows.padding(b)) continue;
-    const int64_t length = clamped_length(view.lengths, b, view.max_length);
+    const int64_t length = valid_length(view.lengths, b, view.max_length);
     int32_t before = -1;
     for (int64_t i = 0; i < length; ++i) {
       const int32_t node = view.path[b * view.max_length + i];

@@ -3,6 +3,7 @@
 // negative slots and entries beyond a row's length are padding and are not inspected.
 #pragma once
 
+#include "specdec/sequences.h"
 #include "tensor_args.h"
 
 namespace specdec::binding {
@@ -16,12 +17,7 @@ struct Rows {
 };
 
 // slots int32 [B] must lie inside the pool and must not repeat: two rows writing one slot would corrupt it.
-Rows rows_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name);
-
-// lengths[b] clamped to [0, most].
-inline int64_t clamped_length(const int32_t* lengths, int64_t b, int64_t most) {
-  return lengths == nullptr ? most : std::clamp<int64_t>(lengths[b], 0, most);
-}
+Rows slots_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name);
 
 // An argument and its name, for a check over several; null where it is absent.
 struct Named {
@@ -60,7 +56,7 @@ inline void* pool_data(const Tensor& pool, Access access) {
 template <typename Params>
 Rows fill_tree(Params& p, const char* pool_name, const OptionalTensor& slots, const OptionalTensor& parents,
                const OptionalTensor& lengths, int64_t first) {
-  const Rows rows = rows_view(slots, p.B, p.state.slots, pool_name);
+  const Rows rows = slots_view(slots, p.B, p.state.slots, pool_name);
   p.slots = rows.slots;
   p.lengths = int32_or_null(lengths, "lengths", {p.B}, "[B]");
   p.parents = parents_view(parents, "parents", rows, p.N, first, p.lengths);

@@ -43,23 +43,53 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
     raise ValueError(f"{name}: got {shown(value)}, want an integer, {wanted}")
 
 
-def check_number(name: str, value: object, low: float, high: float, wanted: str | None = None) -> None:
-    """Refuses what is no int or float from `low` to `high`.
+def check_number(
+    name: str,
+    value: object,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    other: str = "",
+) -> None:
+    """Refuses what is no finite int or float between the bounds that are given.
 
     Args:
         name: the argument.
         value: what was given.
         low: smallest value.
-        high: largest value; infinity for any finite one.
-        wanted: how the error says what is wanted, where `low` and `high` are not all of it.
+        high: largest value.
+        above: value must be larger.
+        below: value must be smaller.
+        other: what the caller takes besides, for the error alone.
 
     Raises:
         ValueError: it is none.
     """
-    if is_number(value) and low <= value <= high and value < math.inf:
+    if (
+        is_number(value)
+        and -math.inf < value < math.inf
+        and (low is None or value >= low)
+        and (above is None or value > above)
+        and (high is None or value <= high)
+        and (below is None or value < below)
+    ):
         return
-    if wanted is None:
+    bounds = ((low, "of at least"), (above, "above"), (high, "at most"), (below, "below"))
+    if low is not None and high is not None:
         wanted = f"a number from {low:g} to {high:g}"
-        if high == math.inf:
-            wanted = f"a finite number, at least {low:g}"
-    raise ValueError(f"{name}: got {shown(value)}, want {wanted}")
+    else:
+        said = " and ".join(f"{words} {bound:g}" for bound, words in bounds if bound is not None)
+        wanted = f"a {'finite ' if high is None and below is None else ''}number {said}"
+    raise ValueError(f"{name}: got {shown(value)}, want {f'{other} or ' if other else ''}{wanted}")
+
+
+def check_boolean(name: str, value: object) -> None:
+    """Refuses what is neither True nor False.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: got {shown(value)}, want true or false")

@@ -5,6 +5,7 @@ from __future__ import annotations
 try:
     from specdec._lib._host import (
         MAX_NODES,
+        MAX_SERIAL_NODES,
         SuffixAutomaton,
         TreeSchedule,
         check_tree,
@@ -16,4 +17,4 @@ except ImportError as error:
         "or `pip install --no-build-isolation .`"
     ) from error
 
-__all__ = ["MAX_NODES", "SuffixAutomaton", "TreeSchedule", "check_tree", "merge_paths"]
+__all__ = ["MAX_NODES", "MAX_SERIAL_NODES", "SuffixAutomaton", "TreeSchedule", "check_tree", "merge_paths"]

@@ -34,7 +34,7 @@ class CacheAuditor(RoundObserver):
     def __init__(self, model: CausalLM, slots: int) -> None:
         self._model = model
         self._shadow = model.new_cache(slots)
-        self._seen: dict[int, tuple[int, int]] = {}  # slot -> (request index, tokens in the shadow)
+        self._seen: dict[int, tuple[ActiveSequence, int]] = {}  # by slot: whose, tokens in the shadow
         self.rounds = 0
 
     def after_round(self, cache: DecodingCache, sequences: Sequence[ActiveSequence]) -> None:
@@ -43,15 +43,15 @@ class CacheAuditor(RoundObserver):
         cache = deepcopy(cache)
         for sequence in sequences:
             slot, tokens = sequence.slot, sequence.result.tokens
-            index, done = self._seen.get(slot, (-1, 0))
-            if index != sequence.index:
+            seen, done = self._seen.get(slot, (None, 0))
+            if seen is not sequence:
                 self._model.prefill([sequence.request.prompt], cache=self._shadow, slots=[slot])
                 done = 0
             row = torch.tensor([slot], dtype=torch.int32)
             for token in tokens[done:-1]:
                 _, factors = self._model.forward(torch.tensor([[token]]), cache=self._shadow, slots=row)
                 self._shadow.commit(factors, None, torch.ones(1, dtype=torch.int32))
-            self._seen[slot] = (sequence.index, len(tokens) - 1)
+            self._seen[slot] = (sequence, len(tokens) - 1)
             self._compare(slot, cache)
 
     def _compare(self, slot: int, cache: DecodingCache) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from specdec._checks import shown
+from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance import PenaltyHistory, accept_greedy, accept_sampled, resolve_seed
 from specdec.acceptance.sampling import SamplingParams
 from specdec.budget import DraftBudget
@@ -33,8 +34,6 @@ from specdec.generation import FinishReason, Request, Result, Statistics, TokenE
 from specdec.models.base import CausalLM
 from specdec.ops.paths import check_branch
 from specdec.sequence import ActiveSequence
-
-MAX_NODES = 64  # of exact verification, root token included
 
 
 class RoundObserver:
@@ -284,7 +283,7 @@ class Loop:
             return [Proposal.empty()] * len(active)
         free = drafter.free_proposals
         limit = budget.max_draft if free else budget.before_drafting(len(active))
-        limit = min(limit, MAX_NODES - 1)
+        limit = min(limit, MAX_SERIAL_NODES - 1)  # the root token is a node too
         requests = [
             # The round emits one token more than it accepts, so the last allowed token needs no draft.
             DraftRequest(

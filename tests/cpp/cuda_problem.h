@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,13 +18,26 @@ class CudaProblem : public Problem {
  public:
   using Problem::Problem;
 
+  // Where set, starts a kernel in the place of cuda::verify.
+  std::function<Status(const VerifyParams&, simt::Session*)> launcher;
+
+  // The last call's.
+  const simt::Session& last() const { return *session_; }
+
   Status call(const VerifyParams& p) const override {
-    simt::Session session(options());
+    simt::Session& session = start();
     register_call(session, p);
-    std::vector<char> workspace(cuda::verify_workspace_bytes(p));
-    session.memory.add("workspace", workspace.data(), workspace.size(), simt::Direction::kBoth);
-    const Status status =
-        cuda::verify(p, {workspace.data(), static_cast<int64_t>(workspace.size())}, &session);
+    cuda::VerifyWorkspace workspace = cuda::verify_workspace(p);
+    std::vector<float> states(workspace.states_count);
+    std::vector<int32_t> counters(workspace.counters_count);
+    workspace.states = states.data();
+    workspace.counters = counters.data();
+    if (!states.empty()) session.memory.add("states", states.data(), states.size(), simt::Direction::kOutput);
+    if (!counters.empty()) {
+      session.memory.add("counters", counters.data(), counters.size(), simt::Direction::kBoth);
+    }
+    const Status status = launcher ? launcher(p, &session) : cuda::verify(p, workspace, &session);
+    for (const int32_t counter : counters) EXPECT_EQ(counter, 0) << "a counter was left behind";
     finish(session);
     if (status == Status::kOk) {
       for (const char* name : {"out", "k_out", "u_out", "g_out"}) {
@@ -36,7 +51,7 @@ class CudaProblem : public Problem {
   }
 
   Status call(const CommitParams& p) const override {
-    simt::Session session(options());
+    simt::Session& session = start();
     register_call(session, p);
     const Status status = cuda::commit(p, &session);
     finish(session);
@@ -45,7 +60,9 @@ class CudaProblem : public Problem {
 
   // Everything that the call may read or write, by name.
   void register_call(simt::Session& session, const VerifyParams& p) const {
-    const auto tensor = [&](const char* name, const Tensor& t) { add_input(session, name, t.buffer.data(), t.buffer.bytes()); };
+    const auto tensor = [&](const char* name, const Tensor& t) {
+      add_input(session, name, t.buffer.data(), t.buffer.bytes());
+    };
     tensor("q", q), tensor("k", k), tensor("v", v), tensor("g", g), tensor("beta", beta);
     const int64_t rows = p.B * p.N, size = shape.dtype == DType::kFloat32 ? 4 : 2;
     add_state(session, p.state, p.has_pending);
@@ -74,16 +91,20 @@ class CudaProblem : public Problem {
   }
 
  private:
-  simt::Options options() const {
+  simt::Session& start() const {
     simt::Options options;
     options.seed = ++calls_;
-    return options;
+    session_ = std::make_unique<simt::Session>(options);
+    return *session_;
   }
-  static void finish(const simt::Session& session) { ASSERT_TRUE(session.report.clean()) << session.report.to_string(); }
+  static void finish(const simt::Session& session) {
+    ASSERT_TRUE(session.report.clean()) << session.report.to_string();
+  }
 
   static void add_input(simt::Session& session, const std::string& name, const void* data, int64_t bytes) {
     if (data == nullptr || bytes <= 0) return;
-    if (session.memory.find(reinterpret_cast<uintptr_t>(data)) != nullptr) return;  // one array, two arguments
+    if (session.memory.find(reinterpret_cast<uintptr_t>(data)) != nullptr)
+      return;  // one array, two arguments
     session.memory.add(name, data, static_cast<size_t>(bytes), simt::Direction::kInput);
   }
   static void add_output(simt::Session& session, const char* name, const void* data, int64_t bytes) {
@@ -106,6 +127,7 @@ class CudaProblem : public Problem {
   }
 
   mutable uint64_t calls_ = 0;
+  mutable std::unique_ptr<simt::Session> session_;
 };
 
 }  // namespace specdec::test

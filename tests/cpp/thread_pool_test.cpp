@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -72,6 +73,25 @@ TEST(ThreadPool, NoThreadsWithinABody) {
     for (int64_t i = begin; i < end; ++i) (*static_cast<std::vector<int>*>(context))[i] = max_threads();
   });
   EXPECT_EQ(inner, std::vector<int>(8, 1));
+}
+
+// Scratch that cannot be had throws inside a body, on any thread: the caller gets the exception, the pool
+// works on.
+TEST(ThreadPool, ExceptionReachesTheCaller) {
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::atomic<int>> ran(64);
+    EXPECT_THROW(run_parallel(64, 1, 2, &ran,
+                              [](void* context, int64_t begin, int64_t) {
+                                (*static_cast<std::vector<std::atomic<int>>*>(context))[begin].fetch_add(1);
+                                if (begin % 32 == 5) throw std::bad_alloc();
+                              }),
+                 std::bad_alloc);
+    for (const auto& count : ran) EXPECT_LE(count.load(), 1);
+    EXPECT_GE(max_threads(), 1);
+    Counts counts(64);
+    run_parallel(64, 1, 2, &counts, &Counts::body);
+    EXPECT_TRUE(counts.each_once());
+  }
 }
 
 TEST(ThreadPool, WorksInAForkedChild) {

@@ -1,6 +1,6 @@
 // Exact verification and commits: against a float64 recurrence, and bit for bit against stepping token by
-// token. Included by the tests of a backend, which define TestProblem, a Problem that calls it, and instantiate
-// VerifyTest.
+// token. Included by the tests of a backend, which define TestProblem, a Problem that calls it, and
+// instantiate VerifyTest.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -93,6 +93,34 @@ double rounding(DType dtype) {
   return dtype == DType::kFloat32 ? 0x1p-24 : dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
 }
 
+// Outputs and factors of the forests `parents` [B, N] against the float64 recurrence.
+void expect_float64(const Problem& p, const Outputs& o, const std::vector<int32_t>& parents) {
+  const Shape& s = p.shape;
+  for (int64_t b = 0; b < s.B; ++b) {
+    for (int64_t hv = 0; hv < s.HV; ++hv) {
+      const Reference root(p, p.state, p.state_at(b, hv), b, hv);
+      std::vector<Reference> nodes;  // the state after every node
+      for (int64_t n = 0; n < s.N; ++n) {
+        const int32_t parent = parents[b * s.N + n];
+        nodes.push_back(parent < 0 ? root : nodes[parent]);
+        const Step want = nodes.back().step(n);
+        for (int64_t r = 0; r < s.DV; ++r) {
+          const int64_t at = ((b * s.N + n) * s.HV + hv) * s.DV + r;
+          ASSERT_NEAR(o.out[at], want.out[r],
+                      tolerance(s) + rounding(s.dtype) * std::fabs(want.out[r]) + 0x1p-24);
+          ASSERT_NEAR(o.u[at], want.u[r], tolerance(s));
+        }
+        for (int64_t c = 0; c < s.DK; ++c) {
+          ASSERT_NEAR(o.k[((b * s.N + n) * s.HK + hv / (s.HV / s.HK)) * s.DK + c], want.k[c], 0x1p-24 * s.DK);
+        }
+        for (int64_t c = 0; c < p.decays; ++c) {
+          ASSERT_EQ(o.g[((b * s.N + n) * s.HV + hv) * p.decays + c], p.g.buffer[p.g.at(b, n, hv, c)]);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(VerifyTest, ForestMatchesFloat64) {
   for (const DType state : {DType::kFloat32, DType::kBFloat16}) {
     for (const int64_t fan_out : {3, 64}) {
@@ -107,30 +135,7 @@ TEST_P(VerifyTest, ForestMatchesFloat64) {
       params.strategy = Strategy::kHybrid;
       expect_same(o, p.run(params));
       EXPECT_TRUE(same_bits(before, p.state)) << "verification wrote the state";
-      for (int64_t b = 0; b < s.B; ++b) {
-        for (int64_t hv = 0; hv < s.HV; ++hv) {
-          const Reference root(p, p.state, p.state_at(b, hv), b, hv);
-          std::vector<Reference> nodes;  // the state after every node
-          for (int64_t n = 0; n < s.N; ++n) {
-            const int32_t parent = parents[b * s.N + n];
-            nodes.push_back(parent < 0 ? root : nodes[parent]);
-            const Step want = nodes.back().step(n);
-            for (int64_t r = 0; r < s.DV; ++r) {
-              const int64_t at = ((b * s.N + n) * s.HV + hv) * s.DV + r;
-              ASSERT_NEAR(o.out[at], want.out[r],
-                          tolerance(s) + rounding(s.dtype) * std::fabs(want.out[r]) + 0x1p-24);
-              ASSERT_NEAR(o.u[at], want.u[r], tolerance(s));
-            }
-            for (int64_t c = 0; c < s.DK; ++c) {
-              ASSERT_NEAR(o.k[((b * s.N + n) * s.HK + hv / (s.HV / s.HK)) * s.DK + c], want.k[c],
-                          0x1p-24 * s.DK);
-            }
-            for (int64_t c = 0; c < p.decays; ++c) {
-              ASSERT_EQ(o.g[((b * s.N + n) * s.HV + hv) * p.decays + c], p.g.buffer[p.g.at(b, n, hv, c)]);
-            }
-          }
-        }
-      }
+      expect_float64(p, o, parents);
     }
   }
 }
@@ -355,7 +360,8 @@ TEST_P(VerifyTest, FastCommitMatchesFloat64) {
   }
 }
 
-// With one unit entry in the first row of the state, nothing written and q picking that entry, the output is exp(g) itself.
+// With one unit entry in the first row of the state, nothing written and q picking that entry, the output is
+// exp(g) itself.
 TEST(GateTest, DecayIsExpOfG) {
   Shape s;
   s.update = Update::kAdditive;

@@ -48,6 +48,13 @@ class StopAfter:
         return self._left == 0
 
 
+def test_one_auditor_sees_several_runs(model):
+    """A later run may begin with the same slot and the same request index."""
+    loop = Loop(model, observer=CacheAuditor(model, 1))
+    request = Request(PROMPT, max_new_tokens=5, ignore_eos=True)
+    assert loop.run([request])[0].tokens == loop.run([request])[0].tokens
+
+
 @pytest.mark.parametrize("count", range(1, 12))
 def test_stop_inside_an_accepted_block(count, model, text):
     """With 5 accepted drafts a round, the stop falls on every place of a block; the cache ends there too."""

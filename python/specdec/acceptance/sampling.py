@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec._checks import check_integer, check_number
+from specdec._checks import check_integer, check_number, is_number
 
 # Temperatures and penalties beyond this, or below its inverse, take logits out of float32: 0 * inf is NaN.
 _EXTREME = 1e30
-_LEAST = math.ulp(0.0)  # the smallest number above 0
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         low, high = 1.0 / _EXTREME, _EXTREME
-        wanted = f"0 (greedy) or a number from {low:g} to {high:g}"
-        check_number("temperature", self.temperature, low if self.temperature else 0.0, high, wanted)
+        if not (is_number(self.temperature) and self.temperature == 0):
+            check_number("temperature", self.temperature, low, high, other="0 (greedy)")
         check_integer("top_k", self.top_k, 0)
-        check_number("top_p", self.top_p, _LEAST, 1.0, "a number above 0 and at most 1")
+        check_number("top_p", self.top_p, above=0.0, high=1.0)
         check_number("min_p", self.min_p, 0.0, 1.0)
         check_number("repetition_penalty", self.repetition_penalty, low, high)
         if self.seed is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.console import Console
 
 import specdec.ops.strategy as table
@@ -19,7 +17,7 @@ SHOWN = 20  # most changes listed
 def run(seconds: float) -> None:
     """Measures for about `seconds`, writes the user's table and prints where it is and what it changed."""
     try:
-        check_number("seconds", seconds, 0.0, math.inf)
+        check_number("seconds", seconds, 0.0)
     except ValueError as error:
         raise as_option(error) from None
     points: list[table.Point] = []

@@ -35,7 +35,7 @@ class NGramDrafter:
 
     def __init__(self, min_match: int = 2, max_match: int = 32, branches: int = 1) -> None:
         check_integer("min_match", min_match, 1, _LONGEST)
-        check_integer("max_match (at least min_match)", max_match, min_match, _LONGEST)
+        check_integer("max_match", max_match, min_match, _LONGEST)
         check_integer("branches", branches, 1, _LONGEST)
         self._min_match = min_match
         self._max_match = max_match

@@ -190,7 +190,7 @@ def load_weights(
     """
     directory = Path(directory)
     if not dtype.is_floating_point:
-        raise ValueError(f"dtype is {dtype}, want a floating-point dtype")
+        raise ValueError(f"dtype: got {dtype}, want a floating-point dtype")
     small = torch.float64 if dtype == torch.float64 else torch.float32
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -14,17 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec._checks import check_boolean, check_integer, check_number, shown
+
 MODEL_TYPE = "gated_deltanet"
 
 _MAX_CONFIG_BYTES = 1 << 20
 # Far above every published model and far below what would exhaust a machine through one dimension alone.
 _MAX_DIM = 1 << 17
-_MAX_LAYERS = 1024
-_MAX_HEADS = 1024
 _MAX_HEAD_DIM = 1024
-_MAX_CONV = 16
-_MAX_VOCAB = 1 << 22
 _MAX_PARAMETERS = 1 << 38
+_SIZES = {
+    "vocab_size": 1 << 22,
+    "hidden_size": _MAX_DIM,
+    "num_hidden_layers": 1024,
+    "num_heads": 1024,
+    "num_v_heads": 1024,
+    "head_dim": _MAX_HEAD_DIM,
+    "intermediate_size": _MAX_DIM,
+    "conv_size": 16,
+}
 
 # Keys that change the arithmetic, with the values under which it is the arithmetic of this package.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -70,32 +78,6 @@ _DEFAULTS: dict[str, Any] = {
     "eos_token_id": 2,
     "early_exit_layers": (),
 }
-
-
-def _shown(value: object) -> str:
-    """`value` for an error message: short, on one line."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _integer(name: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"config: {name} is {_shown(value)}, want an integer from {low} to {high}")
-    return value
-
-
-def _number(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
-        raise ValueError(
-            f"config: {name} is {_shown(value)}, want a number above {low:g} and at most {high:g}"
-        )
-    return float(value)
-
-
-def _boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"config: {name} is {_shown(value)}, want true or false")
-    return value
 
 
 @dataclass(frozen=True)
@@ -146,47 +128,45 @@ class GatedDeltaNetConfig:
     early_exit_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _integer("vocab_size", self.vocab_size, 1, _MAX_VOCAB)
-        _integer("hidden_size", self.hidden_size, 1, _MAX_DIM)
-        _integer("num_hidden_layers", self.num_hidden_layers, 1, _MAX_LAYERS)
-        _integer("num_heads", self.num_heads, 1, _MAX_HEADS)
-        _integer("num_v_heads", self.num_v_heads, 1, _MAX_HEADS)
-        _integer("head_dim", self.head_dim, 1, _MAX_HEAD_DIM)
-        _integer("intermediate_size", self.intermediate_size, 1, _MAX_DIM)
-        _integer("conv_size", self.conv_size, 1, _MAX_CONV)
+        for name, most in _SIZES.items():
+            check_integer(f"config: {name}", getattr(self, name), 1, most)
         for name in ("use_gate", "use_short_conv", "conv_bias", "allow_neg_eigval", "tie_word_embeddings"):
-            _boolean(name, getattr(self, name))
-        _number("norm_eps", self.norm_eps, 0.0, 0.1)
-        _number("expand_v", self.expand_v, 0.0, 64.0)
+            check_boolean(f"config: {name}", getattr(self, name))
+        check_number("config: norm_eps", self.norm_eps, above=0.0, high=0.1)
+        check_number("config: expand_v", self.expand_v, above=0.0, high=64.0)
         if self.num_v_heads % self.num_heads:
             raise ValueError(
-                f"config: num_v_heads is {self.num_v_heads}, "
+                f"config: num_v_heads: got {self.num_v_heads}, "
                 f"want a multiple of num_heads, which is {self.num_heads}"
             )
         width = self.head_dim * self.expand_v
         if not math.isclose(width, round(width), rel_tol=1e-5):
             raise ValueError(
-                f"config: expand_v is {self.expand_v}, "
+                f"config: expand_v: got {self.expand_v}, "
                 f"want a value whose product with head_dim {self.head_dim} is whole"
             )
-        _integer("head_dim * expand_v", self.head_v_dim, 1, _MAX_HEAD_DIM)
-        _integer("num_heads * head_dim", self.key_dim, 1, _MAX_DIM)
-        _integer("num_v_heads * head_dim * expand_v", self.value_dim, 1, _MAX_DIM)
+        check_integer("config: head_dim * expand_v", self.head_v_dim, 1, _MAX_HEAD_DIM)
+        check_integer("config: num_heads * head_dim", self.key_dim, 1, _MAX_DIM)
+        check_integer("config: num_v_heads * head_dim * expand_v", self.value_dim, 1, _MAX_DIM)
         if self.conv_bias and not self.use_short_conv:
-            raise ValueError("config: conv_bias is true, want false because use_short_conv is false")
+            raise ValueError("config: conv_bias: got true, want false because use_short_conv is false")
         if self.bos_token_id is not None:
-            _integer("bos_token_id", self.bos_token_id, 0, self.vocab_size - 1)
+            check_integer("config: bos_token_id", self.bos_token_id, 0, self.vocab_size - 1)
         for token in self.eos_token_ids:
-            _integer("eos_token_id", token, 0, self.vocab_size - 1)
+            check_integer("config: eos_token_id", token, 0, self.vocab_size - 1)
         if len(self.eos_token_ids) > 64:
-            raise ValueError(f"config: eos_token_id has {len(self.eos_token_ids)} entries, want at most 64")
+            raise ValueError(f"config: eos_token_id: got {len(self.eos_token_ids)} entries, want at most 64")
         previous = 0
         for layer in self.early_exit_layers:
-            _integer("early_exit_layers (increasing)", layer, previous + 1, self.num_hidden_layers - 1)
+            check_integer("config: early_exit_layers", layer, 1, self.num_hidden_layers - 1)
+            if layer <= previous:
+                raise ValueError(
+                    f"config: early_exit_layers: got {layer} after {previous}, want ascending layers"
+                )
             previous = layer
         if self.num_parameters > _MAX_PARAMETERS:
             raise ValueError(
-                f"config: the sizes give {self.num_parameters} parameters, want at most {_MAX_PARAMETERS}"
+                f"config: got sizes for {self.num_parameters} parameters, want at most {_MAX_PARAMETERS}"
             )
 
     @property
@@ -243,14 +223,15 @@ class GatedDeltaNetConfig:
             # The type is compared too, because 1 == True in Python.
             if not any(given == value and type(given) is type(value) for value in allowed):
                 wanted = " or ".join(json.dumps(value) for value in allowed)
-                raise ValueError(f"config: {key} is {_shown(given)}, which is not supported (want {wanted})")
+                raise ValueError(f"config: {key}: got {shown(given)}, which is not supported, want {wanted}")
         got = {key: values.get(key, default) for key, default in _DEFAULTS.items()}
 
-        hidden_size = _integer("hidden_size", got["hidden_size"], 1, _MAX_DIM)
+        hidden_size = got["hidden_size"]
         intermediate_size = got["intermediate_size"]
         if intermediate_size is None:
-            ratio = got["hidden_ratio"]
-            ratio = _number("hidden_ratio", 4 if ratio is None else ratio, 0.0, 64.0)
+            ratio = 4 if got["hidden_ratio"] is None else got["hidden_ratio"]
+            check_integer("config: hidden_size", hidden_size, 1, _MAX_DIM)
+            check_number("config: hidden_ratio", ratio, above=0.0, high=64.0)
             intermediate_size = -(-int(hidden_size * ratio * 2 / 3) // 256) * 256
         eos = got["eos_token_id"]
         if eos is None:
@@ -259,22 +240,22 @@ class GatedDeltaNetConfig:
             eos = [eos]
         exits = got["early_exit_layers"]
         if not isinstance(exits, (list, tuple, type(None))):
-            raise ValueError(f"config: early_exit_layers is {_shown(exits)}, want a list of layer numbers")
+            raise ValueError(f"config: early_exit_layers: got {shown(exits)}, want a list of layer numbers")
         return cls(
             vocab_size=got["vocab_size"],
             hidden_size=hidden_size,
             num_hidden_layers=got["num_hidden_layers"],
             num_heads=got["num_heads"],
             num_v_heads=got["num_heads"] if got["num_v_heads"] is None else got["num_v_heads"],
-            head_dim=_integer("head_dim", got["head_dim"], 1, _MAX_HEAD_DIM),
-            expand_v=_number("expand_v", got["expand_v"], 0.0, 64.0),
+            head_dim=got["head_dim"],
+            expand_v=got["expand_v"],
             intermediate_size=intermediate_size,
             use_gate=got["use_gate"],
             use_short_conv=got["use_short_conv"],
             conv_size=got["conv_size"],
             conv_bias=got["conv_bias"],
             allow_neg_eigval=got["allow_neg_eigval"],
-            norm_eps=_number("norm_eps", got["norm_eps"], 0.0, 0.1),
+            norm_eps=got["norm_eps"],
             tie_word_embeddings=got["tie_word_embeddings"],
             bos_token_id=got["bos_token_id"],
             eos_token_ids=tuple(eos),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec._checks import shown
 from specdec.models.checkpoint import (
     CONFIG_NAME,
     check_tensors,
@@ -70,24 +71,28 @@ def convert_config(values: Mapping[str, Any]) -> GatedDeltaNetConfig:
     """The configuration that a Hugging Face `config.json` describes, or ValueError."""
     kind = values.get("model_type")
     if kind not in _MODEL_TYPES:
-        raise ValueError(f"config: model_type is {kind!r}, want one of {', '.join(_MODEL_TYPES)}")
+        raise ValueError(f"config: model_type: got {shown(kind)}, want one of {', '.join(_MODEL_TYPES)}")
     text = values.get("text_config") or values
     if not isinstance(text, Mapping):
-        raise ValueError("config: text_config is not an object")
+        raise ValueError(f"config: text_config: got {shown(text)}, want an object")
     layers = text.get("num_hidden_layers")
     types = text.get("layer_types")
     if not isinstance(types, list) or len(types) != layers:
-        raise ValueError(f"config: layer_types is {types!r}, want a list with one entry for each layer")
+        raise ValueError(
+            f"config: layer_types: got {shown(types)}, want a list with one entry for each layer"
+        )
     others = {str(t) for t in types} - {"linear_attention"}
     if others:
-        raise ValueError(f"config: layer_types has {', '.join(sorted(others))}, want linear_attention only")
+        raise ValueError(f"config: layer_types: got {', '.join(sorted(others))}, want linear_attention only")
     if kind == "qwen3_next":
         dense = set(text.get("mlp_only_layers") or ())
         step = text.get("decoder_sparse_step") or 1
         if text.get("num_experts") and any(i not in dense and (i + 1) % step == 0 for i in range(len(types))):
-            raise ValueError("config: has mixture-of-experts layers, want dense MLPs in every layer")
+            raise ValueError(
+                "config: num_experts: got mixture-of-experts layers, want dense MLPs in every layer"
+            )
     if text.get("hidden_act") != "silu":
-        raise ValueError(f"config: hidden_act is {text.get('hidden_act')!r}, want 'silu'")
+        raise ValueError(f"config: hidden_act: got {shown(text.get('hidden_act'))}, want 'silu'")
     try:
         head_dim, value_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
         translated = {

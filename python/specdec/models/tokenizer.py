@@ -13,6 +13,8 @@ from pathlib import Path
 
 import tokenizers
 
+from specdec._checks import shown
+
 TOKENIZER_NAME = "tokenizer.json"
 
 
@@ -176,7 +178,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if isinstance(stops, str) or any(not isinstance(stop, str) or not stop for stop in stops):
-            raise ValueError(f"stops is {stops!r}, want a list of non-empty strings")
+            raise ValueError(f"stops: got {shown(stops)}, want a list of non-empty strings")
         # Longest first: the first automaton that completes is then the longest match ending there.
         self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
         self._failure = [_failure_table(stop) for stop in self._stops]

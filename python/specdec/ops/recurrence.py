@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from operator import index
 
+import torch
 from torch import Tensor
 
 from specdec._checks import shown
@@ -53,8 +54,8 @@ def verify(
 
     With `pending` the accepted path of the previous round is first folded into the state, which is written
     once (a deferred commit). With `prefix` the new nodes hang below nodes that were verified before. Serial
-    and hybrid verification give every node the bits that decoding its path token by token gives
-    (`docs/architecture.md`, "The step, to the bit").
+    and hybrid verification give every node the bits that decoding its path token by token gives, a float32
+    state assumed (`docs/architecture.md`, "The step, to the bit").
 
     Args:
         q: [B, N, HK, DK], float32, bfloat16 or float16, last dimension contiguous.
@@ -201,7 +202,8 @@ def _strategy_code(strategy: str, q: Tensor, v: Tensor, *, tree: bool, prefix: b
     if strategy not in STRATEGIES:
         B = N = HV = DK = DV = 0
         if isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4:  # else it is refused
-            # Integers also where shapes are dynamic: compiled for these sizes, as the choice depends on them.
-            B, N, HV, DK, DV = map(index, (*q.shape[:2], v.shape[2], q.shape[3], v.shape[3]))
+            (B, N, _, DK), (_, _, HV, DV) = q.shape, v.shape
+            if torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them
+                B, N, HV, DK, DV = map(index, (B, N, HV, DK, DV))
         strategy = resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)
     return _STRATEGY_CODES[strategy]

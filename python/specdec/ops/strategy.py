@@ -28,13 +28,13 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from specdec._checks import is_integer, is_number, shown
+from specdec._host import MAX_SERIAL_NODES
 
 STRATEGIES = ("serial", "hybrid", "solve")
 VERSION = 1
 # A strategy must win by this much to displace an earlier one of STRATEGIES: between equals the exact ones
 # stay.
 MARGIN = 0.02
-_MAX_SERIAL_NODES = 64  # specdec::kMaxSerialNodes
 _MOST = 1 << 63  # of any number in a table, so that ratios of them are finite
 _ISAS = ("avx512", "avx2", "portable")
 
@@ -153,7 +153,7 @@ def reload() -> None:
 def _choose(isa: str, exact: bool, rows: int, nodes: int, state: int, tree: bool) -> str:
     if nodes <= 1 or rows == 0:
         return "serial"
-    if nodes > _MAX_SERIAL_NODES and not exact:
+    if nodes > MAX_SERIAL_NODES and not exact:
         return "solve"
     tables = _tables()
     known = next((name for name in (isa, *_ISAS) if name in tables), None)

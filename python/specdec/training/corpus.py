@@ -12,6 +12,8 @@ import tokenizers
 import torch
 from torch import Tensor
 
+from specdec._checks import check_integer
+
 END_OF_TEXT = "<|endoftext|>"
 TOKENS_NAME = "tokens.bin"
 
@@ -44,10 +46,9 @@ def train_tokenizer(folder: str | os.PathLike[str], vocab_size: int, seed: int) 
     """A byte-level BPE tokenizer of the texts below `folder`; id 0 is the end of text.
 
     A small folder gives fewer than `vocab_size` entries. Raises ValueError for a size below the 257 that
-    bytes need.
+    bytes and the end of text need.
     """
-    if vocab_size < 257:
-        raise ValueError(f"vocab_size is {vocab_size}, want at least 257 (256 bytes and the end of text)")
+    check_integer("vocab_size", vocab_size, 257)
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     pre = tokenizers.pre_tokenizers
     backend.pre_tokenizer = pre.Sequence(

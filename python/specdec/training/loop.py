@@ -69,10 +69,9 @@ class TrainingOptions:
         for name in ("tokens", "batch_size", "seq_len"):
             check_integer(name, getattr(self, name), 1)
         check_integer("seed", self.seed, 0, (1 << 31) - 1)
-        below = math.nextafter(1.0, 0.0)
-        check_number("lr", self.lr, math.ulp(0.0), below, "a number above 0 and below 1")
-        check_number("layer_dropout", self.layer_dropout, 0.0, below, "a number of at least 0 and below 1")
-        check_number("exit_weight", self.exit_weight, 0.0, math.inf)
+        check_number("lr", self.lr, above=0.0, below=1.0)
+        check_number("layer_dropout", self.layer_dropout, 0.0, below=1.0)
+        check_number("exit_weight", self.exit_weight, 0.0)
 
     @property
     def steps(self) -> int:

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from specdec._checks import shown
 from specdec.models.checkpoint import load_config, resolve_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.tokenizer import TOKENIZER_NAME, Tokenizer
@@ -157,7 +158,9 @@ def _exits(text: str | None, config: GatedDeltaNetConfig) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"--exit-layers is {text!r}, want layer numbers such as 2,5, or none") from None
+        raise ValueError(
+            f"--exit-layers: got {shown(text)}, want layer numbers such as 2,5, or none"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,8 +35,9 @@ def measure_strategies(
     """Times serial, hybrid and solve on chains and trees and writes the winners' table.
 
     The strategies of a shape are interleaved, so that whatever else the machine does hits all of them, and
-    each is represented by its fastest repetition: other processes can only add time. With one thread the time
-    is that thread's, which waiting for a busy core does not touch.
+    each is represented by the first quartile of its repetitions: other processes add time, and now and then a
+    clock of thread time loses some. With one thread the time is that thread's, which waiting for a busy core
+    does not touch.
 
     Args:
         progress: called with (points done, points in all, the point just measured).
@@ -55,7 +55,7 @@ def measure_strategies(
         specdec.ops.strategy.TableError: `path` was given, exists and is not a table.
         OSError: no file can be written beside `path`; found out before anything is measured.
     """
-    check_number("budget", budget, 0.0, math.inf)
+    check_number("budget", budget, 0.0)
     if path is None:
         path, tables = table.user_table_path(), dict(table.user_tables())  # a damaged one is replaced
     else:
@@ -86,14 +86,16 @@ def measure_point(B: int, N: int, D: int, tree: bool, budget: float) -> table.Po
         run(strategy)
         return clock() - start
 
-    best = {strategy: seconds(strategy) for strategy in strategies}  # also the warm-up
+    for strategy in strategies:
+        run(strategy)  # the warm-up
+    times: dict[str, list[float]] = {strategy: [] for strategy in strategies}
     end = time.perf_counter() + budget
     repeats = 0
     while repeats < _LEAST_REPEATS or time.perf_counter() < end:
         for strategy in strategies:
-            best[strategy] = min(best[strategy], seconds(strategy))
+            times[strategy].append(seconds(strategy))
         repeats += 1
-    us = {strategy: round(1e6 * fastest, 1) for strategy, fastest in best.items()}
+    us = {strategy: round(1e6 * sorted(all_)[len(all_) // 4], 1) for strategy, all_ in times.items()}
     return table.Point(B * HEADS, N, D * D, tree, us)
 
 
