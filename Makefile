@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 STAMP := $(VENV)/.built
 SOURCES := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: build run test test-cpp lint format bench clean
+.PHONY: build run test test-cpp lint format bench kernel-report clean
 
 build: $(STAMP)
 
@@ -52,6 +52,11 @@ format: build
 bench: build
 	$(BIN)/python bench/ops.py
 	$(BIN)/specdec bench --methods autoregressive,specla
+
+# Needs nvcc and no GPU. CUTLASS and NVIDIA's disassemblers come from their pip packages where they are missing.
+kernel-report: $(BIN)/python
+	$(BIN)/python -m pip install -q "cmake>=3.20" ninja nvidia-cutlass nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+	$(BIN)/python tools/kernel_report.py $(if $(JSON),--json "$(JSON)")
 
 clean:
 	rm -rf build $(VENV) python/specdec/_lib
