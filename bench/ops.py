@@ -335,7 +335,7 @@ def main(
         shapes = [
             (B, N, s) for B in batches for N in counts for s in ("chain", "tree") if N > 2 or s == "chain"
         ]
-        table = [strategy_row(B, N, s, 0.1 if quick else 1.0) for B, N, s in shapes]
+        table = [strategy_row(B, N, s, 0.1 if quick else 2.0) for B, N, s in shapes]
         print_strategies(console, table)
         rows += table
     if json_path is not None:
