@@ -92,7 +92,7 @@ inline void transpose_square(const float* source, int64_t lds, float* target, in
   __m512 r[16], t[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(source + i * lds);
-    // Pairs of elements, then pairs of pairs, then 128-bit lanes, then halves.
+  // Pairs of elements, then pairs of pairs, then 128-bit lanes, then halves.
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
     const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[i], r[i + 1]));

@@ -1,5 +1,5 @@
-// accept_greedy: the argmax of every valid row of logits, then the walk over the candidates. Two launches: rows are
-// long and few, so each is cut into parts for a block apiece, and the walk joins them.
+// accept_greedy: the argmax of every valid row of logits, then the walk over the candidates. Two launches:
+// rows are long and few, so each is cut into parts for a block apiece, and the walk joins them.
 #pragma once
 
 #include "accept_walk.cuh"
@@ -15,8 +15,8 @@ struct AcceptGreedyWork {
   SPECDEC_HOST_DEVICE int parts() const { return static_cast<int>((op.V + kGreedyPart - 1) / kGreedyPart); }
 };
 
-// A logit and its token as one number: of two the larger is the larger logit, at equal logits the smaller token.
-// NaN is larger than all numbers; -0 equals 0.
+// A logit and its token as one number: of two the larger is the larger logit, at equal logits the smaller
+// token. NaN is larger than all numbers; -0 equals 0.
 SPECDEC_DEVICE uint64_t greedy_key(float x, int64_t token) {
   x += 0.0f;
   uint32_t bits;
@@ -25,7 +25,9 @@ SPECDEC_DEVICE uint64_t greedy_key(float x, int64_t token) {
   return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
 }
 
-SPECDEC_DEVICE int32_t greedy_token(uint64_t key) { return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key)); }
+SPECDEC_DEVICE int32_t greedy_token(uint64_t key) {
+  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
 
 // The best key of each part of each row.
 template <typename T, bool kVector>
@@ -36,7 +38,8 @@ struct GreedyParts {
 
   static Launch shape(const Params& p) {
     const int64_t blocks = p.op.B * p.op.N * p.parts();
-    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1}, kThreads / 32 * sizeof(uint64_t)};
+    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
+            kThreads / 32 * sizeof(uint64_t)};
   }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
@@ -81,7 +84,9 @@ struct GreedyWalk {
   using Params = AcceptGreedyWork;
   static constexpr int kThreads = kWalkThreads;
 
-  static Launch shape(const Params& p) { return {{static_cast<int32_t>(p.op.B), 1, 1}, walk_shared_bytes(p.op.N)}; }
+  static Launch shape(const Params& p) {
+    return {{static_cast<int32_t>(p.op.B), 1, 1}, walk_shared_bytes(p.op.N)};
+  }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
     const int64_t b = block().x;

@@ -1,13 +1,14 @@
-// accept_sampled: exact speculative sampling (acceptance_params.h states the rules). A row of weights is read once for
-// its sums and a part of it again for the draw:
+// accept_sampled: exact speculative sampling (acceptance_params.h states the rules). A row of weights is read
+// once for its sums and a part of it again for the draw:
 //   SampledSums   a block sums one part of a row, in float64
-//   SampledDraw   a block finds the part, the segment, the lane and the element at which the cumulative sum passes
+//   SampledDraw   a block finds the part, the segment, the lane and the element at which the cumulative sum
+//   passes
 //                 u * total; with p_draft it has decided the round then
 //   SampledWalk   without p_draft: the walk along the drawn tokens
 //
-// Summation is a tree whose shape depends on V alone. At each of its levels the sum is inverted from left to right. A
-// level's sums may round apart from its parent's: where u * total is not reached, the last positive entry is taken, so
-// a token without weight is never drawn.
+// Summation is a tree whose shape depends on V alone. At each of its levels the sum is inverted from left to
+// right. A level's sums may round apart from its parent's: where u * total is not reached, the last positive
+// entry is taken, so a token without weight is never drawn.
 #pragma once
 
 #include "accept_walk.cuh"
@@ -20,8 +21,8 @@ constexpr int kSampledPart = kSampledSegment * kSampledSegments;
 
 struct AcceptSampledWork {
   AcceptSampledParams op;
-  double* sums = nullptr;    // [rows, parts, 2]: of the weights, and of p beside [p - q]+; a row a sequence with
-                             // p_draft, a row a node without
+  double* sums = nullptr;  // [rows, parts, 2]: of the weights, and of p beside [p - q]+; a row a sequence
+                           // with p_draft, a row a node without
   int32_t* draws = nullptr;  // [B, N] without p_draft
 
   SPECDEC_HOST_DEVICE int64_t rows() const { return op.p_draft != nullptr ? op.B : op.B * op.N; }
@@ -127,7 +128,8 @@ struct SampledSums {
 
   static Launch shape(const Params& p) {
     const int64_t blocks = p.rows() * p.parts();
-    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1}, 2 * kSampledSegments * sizeof(double)};
+    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
+            2 * kSampledSegments * sizeof(double)};
   }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
@@ -154,7 +156,8 @@ struct SampledSums {
   }
 };
 
-// The first of `count` entries, `step` apart, at which their cumulative sum passes `rest`, which then counts from there.
+// The first of `count` entries, `step` apart, at which their cumulative sum passes `rest`, which then counts
+// from there.
 SPECDEC_DEVICE int descend(const Shared<double>& entries, int count, double& rest, int step = 1) {
   int last = 0;
   double sum = 0.0, before_last = 0.0;
@@ -249,7 +252,8 @@ struct SampledDraw {
     return sum;
   }
 
-  SPECDEC_DEVICE static void load(const WeightRow<kDrafted, kVector>& row, bool plain_only, int64_t i, double (&x)[4]) {
+  SPECDEC_DEVICE static void load(const WeightRow<kDrafted, kVector>& row, bool plain_only, int64_t i,
+                                  double (&x)[4]) {
     double weight[4], plain[4];
     row.load(i, weight, plain);
 #pragma unroll
@@ -257,7 +261,8 @@ struct SampledDraw {
   }
 
   // By the number of tokens the round emitted before this one: the node's depth.
-  SPECDEC_DEVICE static double uniform(const AcceptSampledParams& op, const WeightRow<kDrafted, kVector>& row) {
+  SPECDEC_DEVICE static double uniform(const AcceptSampledParams& op,
+                                       const WeightRow<kDrafted, kVector>& row) {
     int depth = row.node;
     if (!kDrafted && op.draft.parents != nullptr) {
       depth = 0;
@@ -292,7 +297,9 @@ struct SampledWalk {
   using Params = AcceptSampledWork;
   static constexpr int kThreads = kWalkThreads;
 
-  static Launch shape(const Params& p) { return {{static_cast<int32_t>(p.op.B), 1, 1}, walk_shared_bytes(p.op.N)}; }
+  static Launch shape(const Params& p) {
+    return {{static_cast<int32_t>(p.op.B), 1, 1}, walk_shared_bytes(p.op.N)};
+  }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
     const int64_t b = block().x;

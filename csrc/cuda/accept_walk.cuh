@@ -18,13 +18,15 @@ SPECDEC_DEVICE int draft_parent(const DraftView& draft, int64_t b, int64_t N, in
   return draft.parents != nullptr ? Global<const int32_t>(draft.parents).load(b * N + node) : node - 1;
 }
 
-inline int64_t walk_shared_bytes(int64_t N) { return (N + 3) / 4 * 4 * 3 * static_cast<int64_t>(sizeof(int32_t)) + 16; }
+inline int64_t walk_shared_bytes(int64_t N) {
+  return (N + 3) / 4 * 4 * 3 * static_cast<int64_t>(sizeof(int32_t)) + 16;
+}
 
-// The block decides row b: want(n) is the token that the target puts after node n. Every node walks up to the root by
-// itself, so the time is that of the deepest path.
+// The block decides row b: want(n) is the token that the target puts after node n. Every node walks up to the
+// root by itself, so the time is that of the deepest path.
 template <typename Want>
-SPECDEC_DEVICE void walk(const DraftView& draft, const AcceptedView& accepted, int64_t N, int64_t b, SharedArena shared,
-                         const Want& want) {
+SPECDEC_DEVICE void walk(const DraftView& draft, const AcceptedView& accepted, int64_t N, int64_t b,
+                         SharedArena shared, const Want& want) {
   const int length = draft_length(draft, b, N);
   const Shared<int32_t> wanted = shared.take<int32_t>(N);
   const Shared<int32_t> parents = shared.take<int32_t>(N);
@@ -66,7 +68,8 @@ SPECDEC_DEVICE void walk(const DraftView& draft, const AcceptedView& accepted, i
   const int leaf = 0xffff - (own & 0xffff);
   Global<int32_t>(accepted.path_lengths).store(b, taken);
   Global<int64_t>(accepted.next_token).store(b, taken > 0 ? wanted.load(leaf) : 0);
-  for (int node = leaf, i = taken - 1; i >= 0; --i, node = node > 0 ? parents.load(node) : node) path.store(i, node);
+  for (int node = leaf, i = taken - 1; i >= 0; --i, node = node > 0 ? parents.load(node) : node)
+    path.store(i, node);
 }
 
 }  // namespace specdec::cuda

@@ -1,8 +1,8 @@
-// conv_commit: the window of a sequence becomes the last W-1 raw inputs of its accepted path, continued into the
-// old window where the path is shorter. A copy: bit-exact by nature.
+// conv_commit: the window of a sequence becomes the last W-1 raw inputs of its accepted path, continued into
+// the old window where the path is shorter. A copy: bit-exact by nature.
 //
-// A thread owns 16 bytes of a window row, all rows of it: nothing is shared, and the window is read once where it
-// survives and written once. A path of length 0 touches nothing.
+// A thread owns 16 bytes of a window row, all rows of it: nothing is shared, and the window is read once
+// where it survives and written once. A path of length 0 touches nothing.
 #pragma once
 
 #include "conv_window.cuh"
@@ -17,7 +17,9 @@ struct ConvCommit {
   static constexpr int kThreads = 128;
   static constexpr int kVec = Traits::kVector ? 16 / static_cast<int>(sizeof(S)) : 1;  // channels of a thread
 
-  SPECDEC_HOST_DEVICE static int64_t tiles(const Params& p) { return (p.C + kThreads * kVec - 1) / (kThreads * kVec); }
+  SPECDEC_HOST_DEVICE static int64_t tiles(const Params& p) {
+    return (p.C + kThreads * kVec - 1) / (kThreads * kVec);
+  }
 
   static Launch shape(const Params& p) {
     const int64_t blocks = p.B * tiles(p);

@@ -1,13 +1,13 @@
-// conv_verify: a short causal convolution over a chain or a tree. A node reads its own raw input and those of its
-// W-1 nearest ancestors, continued into the prefix and then into the committed window.
+// conv_verify: a short causal convolution over a chain or a tree. A node reads its own raw input and those of
+// its W-1 nearest ancestors, continued into the prefix and then into the committed window.
 //
 //   y = act(bias + sum_j weight[j] x_j), oldest input first, fused multiply-adds in float32
 //
-// A block owns a tile of channels of some sequences. It brings their inputs and windows into shared memory, each
-// once, whatever the tree; there every warp walks from its nodes to their ancestors. A lane owns 4 bytes of a row
-// of inputs, so its weights stay in registers over nodes. A pending round moves the window on the
-// way: the block is the only one that reads or writes these channels of it. A long chain is cut into chunks, of
-// which the first alone reaches back into the window.
+// A block owns a tile of channels of some sequences. It brings their inputs and windows into shared memory,
+// each once, whatever the tree; there every warp walks from its nodes to their ancestors. A lane owns 4 bytes
+// of a row of inputs, so its weights stay in registers over nodes. A pending round moves the window on the
+// way: the block is the only one that reads or writes these channels of it. A long chain is cut into chunks,
+// of which the first alone reaches back into the window.
 //
 // One order of operations for every shape and instance: a number depends on its W inputs alone.
 #pragma once
@@ -16,7 +16,8 @@
 
 namespace specdec::cuda {
 
-constexpr int kMaxConvTreeNodes = 512;  // nodes of a tree, prefix included: they are in shared memory together
+constexpr int kMaxConvTreeNodes =
+    512;  // nodes of a tree, prefix included: they are in shared memory together
 
 template <typename Traits>
 struct ConvVerify {
@@ -28,10 +29,11 @@ struct ConvVerify {
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kLane = 4 / static_cast<int>(sizeof(X));  // channels of a lane
   static constexpr int kTile = 32 * kLane;                       // channels of a block
-  static constexpr int kChunk = 128;                             // nodes of a chain in a block, at least W - 1
+  static constexpr int kChunk = 128;  // nodes of a chain in a block, at least W - 1
   static constexpr int kTaps = Traits::kWidth > 0 ? Traits::kWidth : kMaxConvWidth;
   static constexpr bool kStagedTaps = Traits::kVector && Traits::kWidth == 4;
-  static constexpr int kBlocksWanted = 1024;  // from here on a block takes more sequences, and weights are read less
+  static constexpr int kBlocksWanted =
+      1024;  // from here on a block takes more sequences, and weights are read less
   static constexpr int kMostSequences = 16;
 
   // How the work is cut; the same on both sides of the launch.
@@ -65,7 +67,8 @@ struct ConvVerify {
     const Plan plan(p);
     const int64_t blocks = (p.B + plan.sequences - 1) / plan.sequences * plan.tiles;
     // take() aligns each array to 16 bytes.
-    const int64_t bytes = int64_t{plan.rows} * kTile * sizeof(X) + int64_t{plan.width - 1} * kTile * sizeof(S) +
+    const int64_t bytes = int64_t{plan.rows} * kTile * sizeof(X) +
+                          int64_t{plan.width - 1} * kTile * sizeof(S) +
                           (int64_t{plan.parents} + 3) / 4 * 4 * sizeof(int32_t) +
                           (kStagedTaps ? int64_t{kTile} * 5 * sizeof(float) : 0);
     return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, plan.chunks, 1}, bytes};
@@ -91,12 +94,12 @@ struct ConvVerify {
   struct Block {
     const Params& p;
     const Plan& plan;
-    int64_t channel;           // the tile's first
-    int begin, end;            // nodes of the chunk
-    Shared<X> staged;          // [rows, kTile]
-    Shared<S> window;          // [W-1, kTile], after what is pending
-    Shared<int32_t> parents;   // of a tree, by id
-    Shared<float> taps;        // [kTile, 4] and biases [kTile], where kStagedTaps
+    int64_t channel;          // the tile's first
+    int begin, end;           // nodes of the chunk
+    Shared<X> staged;         // [rows, kTile]
+    Shared<S> window;         // [W-1, kTile], after what is pending
+    Shared<int32_t> parents;  // of a tree, by id
+    Shared<float> taps;       // [kTile, 4] and biases [kTile], where kStagedTaps
 
     SPECDEC_DEVICE Block(const Params& params, const Plan& how, SharedArena& shared) : p(params), plan(how) {
       channel = static_cast<int64_t>(block().x % plan.tiles) * kTile;
@@ -121,7 +124,8 @@ struct ConvVerify {
         if (channel + c < p.C) copy_async<4>(taps, c * 4, w, (channel + c) * 4);
       }
       for (int c = thread() * 4; c < kTile; c += kThreads * 4) {
-        if (channel + c < p.C) copy_async<4>(taps + kTile * 4, c, given_bias, p.bias ? channel + c : 0, bool(given_bias));
+        if (channel + c < p.C)
+          copy_async<4>(taps + kTile * 4, c, given_bias, p.bias ? channel + c : 0, bool(given_bias));
       }
       copy_async_commit();
     }
@@ -176,8 +180,8 @@ struct ConvVerify {
     // Raw inputs of the ids [from, to), this tile's channels.
     SPECDEC_DEVICE void stage_rows(int64_t b, int from, int to) const {
       const Global<const X> x = Global<const X>(static_cast<const X*>(p.x.x)) + b * p.x.stride_b + channel;
-      const Global<const X> before = offset(static_cast<const X*>(p.has_prefix ? p.prefix.x : nullptr),
-                                            b * p.prefix.stride_b + channel);
+      const Global<const X> before =
+          offset(static_cast<const X*>(p.has_prefix ? p.prefix.x : nullptr), b * p.prefix.stride_b + channel);
       constexpr int kVec = Traits::kVector ? 16 / static_cast<int>(sizeof(X)) : 1;
       constexpr int kVectors = kTile / kVec;  // of a row
       for (int i = thread(); i < (to - from) * kVectors; i += kThreads) {

@@ -11,10 +11,11 @@ namespace specdec::cuda {
 // Element types and shapes of a convolution kernel.
 template <typename X_, typename S_, int kWidth_, bool kVector_>
 struct ConvTraits {
-  using X = X_;                             // of inputs and outputs
-  using S = S_;                             // of the window: X or float
-  static constexpr int kWidth = kWidth_;    // W; 0: up to kMaxConvWidth
-  static constexpr bool kVector = kVector_;  // every row begins at a multiple of 16 bytes and is whole vectors
+  using X = X_;                           // of inputs and outputs
+  using S = S_;                           // of the window: X or float
+  static constexpr int kWidth = kWidth_;  // W; 0: up to kMaxConvWidth
+  static constexpr bool kVector =
+      kVector_;  // every row begins at a multiple of 16 bytes and is whole vectors
 };
 
 // N elements: one access where N > 1.
@@ -71,8 +72,8 @@ struct WindowAdvance {
     accepted = length_of(view.lengths, b, view.max_length);
   }
 
-  // Channels c .. c + N - 1 of the window by one thread, written back where it moved; keep(row, pack) sees every
-  // row. In ascending order a row is read before it is overwritten, and kAtOnce loads are in flight.
+  // Channels c .. c + N - 1 of the window by one thread, written back where it moved; keep(row, pack) sees
+  // every row. In ascending order a row is read before it is overwritten, and kAtOnce loads are in flight.
   template <int N, typename Keep>
   SPECDEC_DEVICE void columns(int64_t c, int64_t C, int W, const Keep& keep) const {
     constexpr int kAtOnce = 4;

@@ -65,7 +65,8 @@ int64_t accept_sampled_workspace_bytes(const AcceptSampledParams& p) {
 Status accept_sampled(const AcceptSampledParams& p, Workspace workspace, Stream stream) {
   const Status status = check(p.B, p.N, p.V, p.accepted);
   if (status != Status::kOk) return status;
-  if (p.p_draft != nullptr && p.draft.parents != nullptr) return Status::kUnsupported;  // drawn siblings: no rule yet
+  if (p.p_draft != nullptr && p.draft.parents != nullptr)
+    return Status::kUnsupported;  // drawn siblings: no rule yet
   if (workspace.bytes < accept_sampled_workspace_bytes(p)) return Status::kInvalidArgument;
   AcceptSampledWork work{p, static_cast<double*>(workspace.data)};
   work.draws = reinterpret_cast<int32_t*>(work.sums + work.rows() * work.parts() * 2);

@@ -57,10 +57,11 @@ Status conv_verify(const ConvVerifyParams& p, Stream stream) {
   const bool tree = p.parents != nullptr || (prefix > 0 && p.prefix_parents != nullptr);
   if (tree && prefix + p.N > kMaxConvTreeNodes) return Status::kUnsupported;
   if (prefix > INT32_MAX / 2 || p.N > INT32_MAX / 2) return Status::kUnsupported;
-  const bool vector = p.C * size_of(p.x.dtype) % 16 == 0 && aligned(p.x) && (!p.has_prefix || aligned(p.prefix)) &&
-                      (!p.has_pending || aligned(p.pending)) && aligned(p.state, p.C) && aligned(p.weight, 4) &&
-                      aligned(p.y, 1);
-  return p.W == 4 ? run<ConvVerify, 4>(p, p.x.dtype, vector, stream) : run<ConvVerify, 0>(p, p.x.dtype, vector, stream);
+  const bool vector = p.C * size_of(p.x.dtype) % 16 == 0 && aligned(p.x) &&
+                      (!p.has_prefix || aligned(p.prefix)) && (!p.has_pending || aligned(p.pending)) &&
+                      aligned(p.state, p.C) && aligned(p.weight, 4) && aligned(p.y, 1);
+  return p.W == 4 ? run<ConvVerify, 4>(p, p.x.dtype, vector, stream)
+                  : run<ConvVerify, 0>(p, p.x.dtype, vector, stream);
 }
 
 Status conv_commit(const ConvCommitParams& p, Stream stream) {

@@ -29,8 +29,8 @@ VerifyWorkspace verify_workspace(const VerifyParams& p);
 // kUnsupported: a shape, type, stride or strategy that no kernel has, or too small a workspace.
 Status verify(const VerifyParams& p, const VerifyWorkspace& workspace, Stream stream);
 
-// `verify` with Strategy::kSolve: no prefix, at most kMaxSolveNodes nodes, a Precision of tensor cores. DK and DV are
-// multiples of 32, DK at most 256; the state is aligned to 16 bytes. The same holds for `prefill`.
+// `verify` with Strategy::kSolve: no prefix, at most kMaxSolveNodes nodes, a Precision of tensor cores. DK
+// and DV are multiples of 32, DK at most 256; the state is aligned to 16 bytes. The same holds for `prefill`.
 Status verify_solve(const VerifyParams& p, Stream stream);
 Status prefill(const PrefillParams& p, Stream stream);
 

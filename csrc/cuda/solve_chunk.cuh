@@ -33,11 +33,6 @@ class SolveChunk : public SolveCoefficients<Traits> {
   using Base = SolveCoefficients<Traits>;
 
  public:
-  using Base::kBlocks;
-  using Base::kChannel;
-  using Base::kLd;
-  using Base::kRows;
-  using Base::kThreads;
   using Base::ancestors;
   using Base::bad;
   using Base::decays;
@@ -48,7 +43,13 @@ class SolveChunk : public SolveCoefficients<Traits> {
   using Base::earlier_u;
   using Base::earlier_write;
   using Base::gated;
+  using Base::kBlocks;
+  using Base::kChannel;
   using Base::keys;
+  using Base::kLd;
+  using Base::kRows;
+  using Base::kThreads;
+  using Base::kWriteLd;
   using Base::ld;
   using Base::queries;
   using Base::reach;
@@ -60,7 +61,6 @@ class SolveChunk : public SolveCoefficients<Traits> {
   using Base::tainted;
   using Base::u;
   using Base::write;
-  using Base::kWriteLd;
 
   struct Sums {  // [kRows, 8] of this warp's columns, as the tensor cores hold it
     float x[kBlocks][4];
@@ -227,7 +227,7 @@ class SolveChunk : public SolveCoefficients<Traits> {
     SPECDEC_UNROLL
     for (int r = 0; r < 4; r += 2) {
       u.template store_vec<2>((m * 16 + sum_row(r)) * kWriteLd + column() + sum_column(r),
-                     {{x.x[m][r], x.x[m][r + 1]}});
+                              {{x.x[m][r], x.x[m][r + 1]}});
     }
   }
 

@@ -17,8 +17,8 @@ enum class Strategy : int32_t { kSerial, kHybrid, kSolve };
 // How a commit computes: token by token with the operations of the step, or as one small matrix product.
 enum class CommitMode : int32_t { kExact, kFast };
 
-// Matrix products of solve and prefill: float32 arithmetic; on tensor cores three TF32 products of split operands,
-// which is float32-accurate; one TF32 product; one bfloat16 product. All add in float32.
+// Matrix products of solve and prefill: float32 arithmetic; on tensor cores three TF32 products of split
+// operands, which is float32-accurate; one TF32 product; one bfloat16 product. All add in float32.
 enum class Precision : int32_t { kIeee, kTf32x3, kTf32, kBf16 };
 
 enum class Activation : int32_t { kNone, kSilu };
