@@ -21,8 +21,8 @@ constexpr int kSampledPart = kSampledSegment * kSampledSegments;
 
 struct AcceptSampledWork {
   AcceptSampledParams op;
-  double* sums = nullptr;  // [rows, parts, 2]: of the weights, and of p beside [p - q]+; a row a sequence
-                           // with p_draft, a row a node without
+  double* sums = nullptr;    // [rows, parts, 2]: of the weights, and of p beside [p - q]+; a row a sequence
+                             // with p_draft, a row a node without
   int32_t* draws = nullptr;  // [B, N] without p_draft
 
   SPECDEC_HOST_DEVICE int64_t rows() const { return op.p_draft != nullptr ? op.B : op.B * op.N; }
