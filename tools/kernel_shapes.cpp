@@ -62,6 +62,11 @@ class Run {
     return space;
   }
 
+  // Memory of the caller that the kernels read and write.
+  void own(const char* name, void* data, size_t bytes) {
+    session_.memory.add(name, data, bytes, simt::Direction::kBoth);
+  }
+
   // Nothing where the backend has no kernel for the call.
   void finish(const std::function<Status(Stream)>& call) {
     const Status status = call(&session_);
@@ -175,7 +180,12 @@ void run_verify(Strategy strategy, const char* op, const Heads& heads, int64_t N
   p.out = run.output<float>("out", B * N * HV * D), p.k_out = run.output<float>("k_out", B * N * HK * D);
   p.u_out = run.output<float>("u_out", B * N * HV * D), p.g_out = run.output<float>("g_out", B * N * HV);
   p.strategy = strategy;
-  const Workspace space = run.workspace(verify_workspace_bytes(p));
+  VerifyWorkspace space = verify_workspace(p);
+  std::vector<int32_t> counters(space.counters_count, 0);
+  space.counters = counters.data();
+  space.states =
+      static_cast<float*>(run.workspace(space.states_count * static_cast<int64_t>(sizeof(float))).data);
+  if (!counters.empty()) run.own("counters", counters.data(), counters.size() * sizeof(int32_t));
   run.finish([&](Stream stream) { return verify(p, space, stream); });
 }
 
