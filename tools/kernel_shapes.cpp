@@ -57,8 +57,7 @@ class Run {
   // Not among what has to be moved.
   Workspace workspace(int64_t bytes) {
     Workspace space{raw(bytes), bytes};
-    if (bytes > 0)
-      session_.memory.add("workspace", space.data, static_cast<size_t>(bytes), simt::Direction::kBoth);
+    if (bytes > 0) own("workspace", space.data, static_cast<size_t>(bytes));
     return space;
   }
 

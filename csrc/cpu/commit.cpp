@@ -86,7 +86,7 @@ void commit_tile(const CommitParams& p, int64_t slot, int64_t hv, int64_t row, i
 template <Gate kGate, typename State>
 void commit_range(const CommitParams& p, int64_t tile_rows, int64_t begin, int64_t end) {
   const int64_t DK = p.rec.DK, size = decay_size(p.rec);
-  const int64_t most = std::min(p.path.max_length, p.factors.nodes);  // a path names a node once
+  const int64_t most = std::min(p.path.max_length, p.factors.nodes);
   const int64_t line = 16;
   const int64_t records = round_up(most * static_cast<int64_t>(sizeof(Factor) / sizeof(float)), line);
   const bool scaled = p.mode == CommitMode::kFast && size > 0;
@@ -104,7 +104,7 @@ void commit_range(const CommitParams& p, int64_t tile_rows, int64_t begin, int64
     const int64_t b = i / (p.rec.HV * tiles);
     const int64_t hv = i / tiles % p.rec.HV;
     const int64_t slot = slot_of(p.slots, b);
-    const int64_t m = std::min(path_length(p.path, b), most);
+    const int64_t m = path_length(p.path, b, p.factors.nodes);
     if (slot < 0 || m == 0) continue;
     if (i / tiles != staged) {
       for (int64_t j = 0; j < m; ++j) {

@@ -14,7 +14,7 @@ namespace specdec::cpu::SPECDEC_ISA {
 template <typename X, typename S>
 inline void advance_window(S* window, const ConvInputView& in, const PathView& path, int64_t b, int64_t C,
                            int64_t W) {
-  const int64_t accepted = path_length(path, b);
+  const int64_t accepted = path_length(path, b, in.nodes);
   const int64_t kept = std::max<int64_t>(0, W - 1 - accepted);  // rows of the old window that survive
   if (accepted > 0 && kept > 0) std::memmove(window, window + accepted * C, kept * C * sizeof(S));
   for (int64_t row = kept; row < W - 1; ++row) {

@@ -52,7 +52,7 @@ Sequence sequence_of(const VerifyParams& p, int64_t b) {
   Sequence s{b, slot_of(p.slots, b), 0, 0};
   if (s.slot < 0) return s;
   s.length = valid_length(p.lengths, b, p.N);
-  if (p.has_pending) s.pending_count = path_length(p.pending_path, b);
+  if (p.has_pending) s.pending_count = path_length(p.pending_path, b, p.pending.nodes);
   return s;
 }
 

@@ -81,8 +81,7 @@ class Solver {
         b_ = b;
         slot_ = slot_of(p_.slots, b);
         n_ = slot_ < 0 ? 0 : valid_length(p_.lengths, b, p_.N);
-        pending_count_ =
-            p_.has_pending && slot_ >= 0 ? std::min(path_length(p_.pending_path, b), most_pending_) : 0;
+        pending_count_ = p_.has_pending && slot_ >= 0 ? path_length(p_.pending_path, b, p_.pending.nodes) : 0;
         all_columns_ = round_up(2 * n_, Vec::kWidth);
         columns_ = delta_ ? all_columns_ : std::min(all_columns_, round_up(n_, kPanel));
         staged_hk = staged_hv = -1;

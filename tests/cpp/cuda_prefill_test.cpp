@@ -210,13 +210,7 @@ TEST(CudaPrefill, Traffic) {
       EXPECT_EQ(buffer.bytes_read, s.DV * s.DK * 4);
       EXPECT_EQ(buffer.bytes_written, s.DV * s.DK * 4);
     }
-    for (const simt::LineCounts& line : counts.lines) {
-      SCOPED_TRACE(line.file + ":" + std::to_string(line.line));
-      EXPECT_LE(line.shared.worst, 2);
-      if (line.file.find("solve_state") == std::string::npos) continue;
-      EXPECT_LE(line.read.sectors_per_request(), 4.0);
-      EXPECT_LE(line.write.sectors_per_request(), 4.0);
-    }
+    expect_coalesced(counts, "solve_state");
     EXPECT_GT(counts.mma_tf32, 0);
   }
 }

@@ -14,6 +14,18 @@
 
 namespace specdec::test {
 
+// No access to shared memory takes more than two passes; those of `state_file` to global memory are
+// coalesced.
+inline void expect_coalesced(const simt::KernelCounts& counts, const std::string& state_file) {
+  for (const simt::LineCounts& line : counts.lines) {
+    SCOPED_TRACE(line.file + ":" + std::to_string(line.line));
+    EXPECT_LE(line.shared.worst, 2);
+    if (line.file.find(state_file) == std::string::npos) continue;
+    EXPECT_LE(line.read.sectors_per_request(), 4.0);
+    EXPECT_LE(line.write.sectors_per_request(), 4.0);
+  }
+}
+
 class CudaProblem : public Problem {
  public:
   using Problem::Problem;

@@ -265,13 +265,7 @@ TEST(CudaSolve, RowsDoNotMeet) {
     for (const int64_t b : {7, 97, 187}) {
       batch.expect_row(all, want, b);
       VerifyParams alone = all;
-      alone.B = 1;
-      alone.q = &batch.q.buffer.f32[batch.q.at(b, 0, 0)];
-      alone.k = &batch.k.buffer.f32[batch.k.at(b, 0, 0)];
-      alone.v = &batch.v.buffer.f32[batch.v.at(b, 0, 0)];
-      alone.g = &batch.g.buffer.f32[batch.g.at(b, 0, 0)];
-      alone.beta = &batch.beta.buffer.f32[batch.beta.at(b, 0, 0)];
-      alone.slots = &batch.slots[b];
+      batch.only_row(alone, b);
       alone.lengths = &batch.lengths[b];
       alone.parents = &batch.parents[b * s.N];
       const Outputs o = batch.run(alone);
@@ -360,13 +354,7 @@ TEST(CudaSolve, Traffic) {
         if (pending) least += 4 * 2 * 4 * (keys + values + gates);
         EXPECT_LE(static_cast<double>(counts.read.bytes + counts.write.bytes),
                   1.15 * static_cast<double>(least));
-        for (const simt::LineCounts& line : counts.lines) {
-          SCOPED_TRACE(line.file + ":" + std::to_string(line.line));
-          EXPECT_LE(line.shared.worst, 2);
-          if (line.file.find("solve_state") == std::string::npos) continue;
-          EXPECT_LE(line.read.sectors_per_request(), 4.0);
-          EXPECT_LE(line.write.sectors_per_request(), 4.0);
-        }
+        expect_coalesced(counts, "solve_state");
         EXPECT_GT(counts.mma_tf32, 0);
       }
     }

@@ -23,12 +23,7 @@ Traffic counted(const simt::Session& session) {
   EXPECT_TRUE(session.report.clean()) << session.report.to_string();
   EXPECT_EQ(session.report.kernels.size(), 1u);
   const simt::KernelCounts& kernel = session.report.kernels.front();
-  for (const simt::LineCounts& line : kernel.lines) {
-    EXPECT_LE(line.shared.worst, 2) << line.file << ":" << line.line;
-    if (line.file.find("state_tile.cuh") == std::string::npos) continue;
-    EXPECT_LE(line.read.sectors_per_request(), 4.0) << line.line;
-    EXPECT_LE(line.write.sectors_per_request(), 4.0) << line.line;
-  }
+  expect_coalesced(kernel, "state_tile.cuh");
   Traffic t;
   t.total = kernel.read.bytes + kernel.write.bytes;
   for (const simt::BufferCounts& buffer : kernel.buffers) {

@@ -162,14 +162,8 @@ TEST(Prefill, SequencesDoNotMeet) {
     for (int64_t b = 0; b < s.B; ++b) {
       Buffer state = before, out(DType::kFloat32, lengths[b] * s.HV * s.DV);
       PrefillParams alone = batch.params();
-      alone.B = 1;
+      batch.only_row(alone, b);
       alone.T = lengths[b];
-      alone.q = &batch.q.buffer.f32[batch.q.at(b, 0, 0)];
-      alone.k = &batch.k.buffer.f32[batch.k.at(b, 0, 0)];
-      alone.v = &batch.v.buffer.f32[batch.v.at(b, 0, 0)];
-      if (alone.g != nullptr) alone.g = &batch.g.buffer.f32[batch.g.at(b, 0, 0)];
-      alone.beta = &batch.beta.buffer.f32[batch.beta.at(b, 0, 0)];
-      alone.slots = &batch.slots[b];
       alone.state.data = state.data();
       alone.out = out.data();
       ASSERT_EQ(cpu::prefill(alone), Status::kOk);

@@ -138,6 +138,17 @@ struct Problem {
     return p;
   }
 
+  // p, of the whole batch, becomes that of row b alone.
+  template <typename Params>
+  void only_row(Params& p, int64_t b) const {
+    p.B = 1;
+    p.q = &q.buffer.f32[q.at(b, 0, 0)], p.k = &k.buffer.f32[k.at(b, 0, 0)];
+    p.v = &v.buffer.f32[v.at(b, 0, 0)];
+    if (p.g != nullptr) p.g = &g.buffer.f32[g.at(b, 0, 0)];
+    if (p.beta != nullptr) p.beta = &beta.buffer.f32[beta.at(b, 0, 0)];
+    p.slots = &slots[b];
+  }
+
   // The backend under test.
   virtual ~Problem() = default;
   virtual Status call(const VerifyParams& p) const { return cpu::verify(p); }

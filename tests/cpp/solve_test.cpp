@@ -172,13 +172,7 @@ TEST(VerifySolve, RowsDoNotMeet) {
   const int64_t row = s.N * s.HV * s.DV;
   for (int64_t b = 0; b < s.B; ++b) {
     VerifyParams alone = batch.params();
-    alone.B = 1;
-    alone.q = &batch.q.buffer.f32[batch.q.at(b, 0, 0)];
-    alone.k = &batch.k.buffer.f32[batch.k.at(b, 0, 0)];
-    alone.v = &batch.v.buffer.f32[batch.v.at(b, 0, 0)];
-    alone.g = &batch.g.buffer.f32[batch.g.at(b, 0, 0)];
-    alone.beta = &batch.beta.buffer.f32[batch.beta.at(b, 0, 0)];
-    alone.slots = &batch.slots[b];
+    batch.only_row(alone, b);
     alone.lengths = &batch.lengths[b];
     alone.parents = &batch.parents[b * s.N];
     const Outputs o = batch.run(alone);

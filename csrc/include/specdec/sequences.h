@@ -14,8 +14,10 @@ inline int64_t valid_length(const int32_t* lengths, int64_t b, int64_t most) {
   return lengths[b] < 0 ? 0 : lengths[b] > most ? most : lengths[b];
 }
 
-inline int64_t path_length(const PathView& path, int64_t b) {
-  return valid_length(path.lengths, b, path.max_length);
+// Of a path into `nodes` nodes, each of which it names at most once.
+inline int64_t path_length(const PathView& path, int64_t b, int64_t nodes) {
+  const int64_t length = valid_length(path.lengths, b, path.max_length);
+  return length < nodes ? length : nodes;
 }
 
 inline int64_t path_node(const PathView& path, int64_t b, int64_t i) {
