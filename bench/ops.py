@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from torch import Tensor
 from specdec import ops
 from specdec.bench.machine import cpu_model
 from specdec.ops import Factors, Pending, reference
+from specdec.ops.strategy import resolve
 
 HEADS, WIDTH, LAYERS, DRAFT = 8, 256, 24, 8
 STRATEGIES = ("serial", "hybrid", "solve")
@@ -53,14 +55,15 @@ def interleaved(
 ) -> dict[str, float]:
     """Median microseconds of each function; they take turns for `seconds`, at least 5 turns.
 
-    The order rotates. In a turn a function runs back to back, as a model's layers call it, after a call that
-    is not timed. Where the functions belong to several `libraries`, a turn begins with a pause in which the
+    The order is random, so that no function always runs in the wake of the same other. In a turn a function
+    runs back to back, as a model's layers call it, after a call that is not timed. Where the functions belong to several `libraries`, a turn begins with a pause in which the
     threads of the library before go to sleep (they spin for milliseconds), and a whole round over the layers
     is timed after one that is not: caches, threads and clock are then as in a decoding loop of that library.
     """
     warm_up, timed = (LAYERS, LAYERS) if libraries else (1, CALLS_A_TURN)
     times: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
+    shuffle = random.Random(0).shuffle
     stop = time.perf_counter() + seconds
     turns = 0
     while time.perf_counter() < stop or turns < 5:
@@ -74,7 +77,7 @@ def interleaved(
                 begin = time.perf_counter()
                 function()
                 times[name].append((time.perf_counter() - begin) * 1e6)
-        order.append(order.pop(0))
+        shuffle(order)
         turns += 1
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -274,6 +277,7 @@ def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
     winner = min(strategies, key=lambda name: us[name])
     out, factors = work.verify(0)
     moved = bytes_of(work.states[0], *work.tokens, out, *factors)
+    chosen = resolve("auto", ops.cpu_isa(), B, N, HEADS, WIDTH, WIDTH, tree=work.parents is not None)
     return {
         "name": "strategy",
         "shape": f"B={B} N={N} {shape} H={HEADS} D={WIDTH}",
@@ -281,6 +285,7 @@ def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
         "gb_per_s": moved / us["auto"] / 1e3,
         "ratio": us[winner] / us["auto"],
         "winner": winner,
+        "chosen": chosen,
         "strategies_us": {name: us[name] for name in strategies},
     }
 
@@ -302,12 +307,14 @@ def print_headlines(console: Console, rows: list[dict[str, Any]]) -> None:
 
 def print_strategies(console: Console, rows: list[dict[str, Any]]) -> None:
     table = Table(title="Strategies (us); auto/best is 1.00 where auto chose the fastest")
-    for column in ("shape", *STRATEGIES, "auto", "winner", "auto/best"):
-        table.add_column(column, justify="left" if column in ("shape", "winner") else "right")
+    for column in ("shape", *STRATEGIES, "auto", "winner", "chosen", "auto/best"):
+        table.add_column(column, justify="left" if column in ("shape", "winner", "chosen") else "right")
     for row in rows:
         us = row["strategies_us"]
         times = [f"{us[name]:.0f}" if name in us else "= serial" for name in STRATEGIES]
-        table.add_row(row["shape"], *times, f"{row['us']:.0f}", row["winner"], f"{1 / row['ratio']:.2f}")
+        table.add_row(
+            row["shape"], *times, f"{row['us']:.0f}", row["winner"], row["chosen"], f"{1 / row['ratio']:.2f}"
+        )
     console.print(table)
 
 

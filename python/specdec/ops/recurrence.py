@@ -19,7 +19,7 @@ from specdec._checks import shown
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
 from specdec.ops._load import cpu_isa
 from specdec.ops._operator import code_of, operator, want_tensor, want_type
-from specdec.ops.strategy import STRATEGIES, resolve
+from specdec.ops.strategy import STRATEGIES, resolve, resolve_shapes
 from specdec.ops.types import Factors, Pending, Prefix
 
 _verify = operator("verify")
@@ -200,10 +200,11 @@ def prefill(
 def _strategy_code(strategy: str, q: Tensor, v: Tensor, *, tree: bool, prefix: bool) -> int:
     """The operator's number for the strategy, which the measured table may have to choose for this call."""
     if strategy not in STRATEGIES:
-        B = N = HV = DK = DV = 0
-        if isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4:  # else it is refused
-            (B, N, _, DK), (_, _, HV, DV) = q.shape, v.shape
-            if torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them
-                B, N, HV, DK, DV = map(index, (B, N, HV, DK, DV))
-        strategy = resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)
+        if not isinstance(q, Tensor) or not isinstance(v, Tensor) or q.dim() != 4 or v.dim() != 4:
+            strategy = resolve(strategy, _ISA, 0, 0, 0, 0, 0, tree, prefix)  # the operator refuses q or v
+        elif torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them
+            (B, N, _, DK), (_, _, HV, DV) = (map(index, t.shape) for t in (q, v))
+            strategy = resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)
+        else:
+            strategy = resolve_shapes(strategy, _ISA, q.shape, v.shape, tree, prefix)
     return _STRATEGY_CODES[strategy]

@@ -142,14 +142,39 @@ def resolve(
     return _choose(isa, exact, B * HV, N, DK * DV, tree)
 
 
+def resolve_shapes(
+    strategy: str, isa: str, q: tuple[int, ...], v: tuple[int, ...], tree: bool, prefix: bool
+) -> str:
+    """`resolve` for the shapes of q [B, N, HK, DK] and v [B, N, HV, DV], remembered.
+
+    At one token a call of the operator takes 100 us and has swept the interpreter out of the caches, so that
+    every line of Python before it is felt: this is one look-up.
+    """
+    try:
+        return _resolved(strategy, isa, q, v, tree, prefix)
+    except TypeError:  # a strategy that cannot be hashed
+        return resolve(strategy, isa, *_sizes(q, v), tree, prefix)
+
+
 def reload() -> None:
     """Forgets the tables that were read: the next `resolve` reads them again."""
     user_tables.cache_clear()
     _tables.cache_clear()
-    _choose.cache_clear()
+    _resolved.cache_clear()
 
 
 @lru_cache(maxsize=4096)
+def _resolved(
+    strategy: str, isa: str, q: tuple[int, ...], v: tuple[int, ...], tree: bool, prefix: bool
+) -> str:
+    return resolve(strategy, isa, *_sizes(q, v), tree, prefix)
+
+
+def _sizes(q: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, int, int, int, int]:
+    (B, N, _, DK), (_, _, HV, DV) = q, v
+    return B, N, HV, DK, DV
+
+
 def _choose(isa: str, exact: bool, rows: int, nodes: int, state: int, tree: bool) -> str:
     if nodes <= 1 or rows == 0:
         return "serial"
