@@ -56,9 +56,10 @@ def interleaved(
     """Median microseconds of each function; they take turns for `seconds`, at least 5 turns.
 
     The order is random, so that no function always runs in the wake of the same other. In a turn a function
-    runs back to back, as a model's layers call it, after a call that is not timed. Where the functions belong to several `libraries`, a turn begins with a pause in which the
-    threads of the library before go to sleep (they spin for milliseconds), and a whole round over the layers
-    is timed after one that is not: caches, threads and clock are then as in a decoding loop of that library.
+    runs back to back, as a model's layers call it, after a call that is not timed. Where the functions belong
+    to several `libraries`, a turn begins with a pause in which the threads of the library before go to sleep
+    (they spin for milliseconds), and a whole round over the layers is timed after one that is not: caches,
+    threads and clock are then as in a decoding loop of that library.
     """
     warm_up, timed = (LAYERS, LAYERS) if libraries else (1, CALLS_A_TURN)
     times: dict[str, list[float]] = {name: [] for name in functions}
