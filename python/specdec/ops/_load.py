@@ -1,4 +1,4 @@
-"""Loads the operator library, once, when `specdec.ops` is imported."""
+"""Loads the operator libraries, once, when `specdec.ops` is imported."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_lib" / "libspecdec_cpu.so"
+CUDA_LIBRARY = LIBRARY.with_name("libspecdec_cuda.so")  # needs a torch with CUDA, and may not be built
 
 
 def load() -> None:
@@ -22,6 +23,8 @@ def load() -> None:
             "or `pip install --no-build-isolation .`"
         )
     torch.ops.load_library(str(LIBRARY))  # type: ignore[no-untyped-call]
+    if torch.version.cuda is not None and CUDA_LIBRARY.exists():
+        torch.ops.load_library(str(CUDA_LIBRARY))  # type: ignore[no-untyped-call]
 
 
 def cpu_isa() -> str:
