@@ -157,7 +157,7 @@ def resolve_shapes(
     try:
         return _resolved(strategy, isa, q, v, tree, prefix)
     except TypeError:  # a strategy that cannot be hashed
-        return resolve(strategy, isa, *_sizes(q, v), tree, prefix)
+        return str(resolve(strategy, isa, *_sizes(q, v), tree, prefix))
 
 
 def reload() -> None:
@@ -171,7 +171,7 @@ def reload() -> None:
 def _resolved(
     strategy: str, isa: str, q: tuple[int, ...], v: tuple[int, ...], tree: bool, prefix: bool
 ) -> str:
-    return resolve(strategy, isa, *_sizes(q, v), tree, prefix)
+    return str(resolve(strategy, isa, *_sizes(q, v), tree, prefix))
 
 
 def _sizes(q: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, int, int, int, int]:
