@@ -183,9 +183,7 @@ def tolerance(
         size = max(size, float(rows.max()) if rows.numel() else 0.0)
     roundings = 2 * (width / 4 + 4) + 8
     a_step = 0.5 * EPS[torch.float32] * roundings + 4 * factor_eps
-    return size * (
-        a_step * (steps + 1) + (EPS[dtype] if dtype != torch.float32 else 0)
-    )
+    return size * (a_step * (steps + 1) + (EPS[dtype] if dtype != torch.float32 else 0))
 
 
 def bits(t: Tensor) -> Tensor:

@@ -96,7 +96,9 @@ def test_written_memory_is_not_read(backend: Backend, op: str, name: str) -> Non
         assert torch.equal(bits(memory), bits(before))
     memory = torch.zeros(size + tensor.numel())
     after = carve(memory, size, tensor).copy_(tensor)
-    WRITES[op](backend, state=memory[:size].view(shape), **{**arguments, key: after})  # next to it is not in it
+    WRITES[op](
+        backend, state=memory[:size].view(shape), **{**arguments, key: after}
+    )  # next to it is not in it
 
 
 @backends

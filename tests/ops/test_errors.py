@@ -188,7 +188,6 @@ def refuse(backend: Backend, name: str) -> None:
         pytest.skip("what is in the tensors is not looked at")
 
 
-
 def verify_arguments() -> dict[str, Any]:
     return {
         "q": f32(B, N, HK, DK),

@@ -334,9 +334,7 @@ def test_strided_state(backend: Backend) -> None:
     assert pool[:, 2].isnan().all()
 
 
-def check_prefill(
-    backend: Backend, case: Case, precision: str | None = None, **how: Tensor | None
-) -> None:
+def check_prefill(backend: Backend, case: Case, precision: str | None = None, **how: Tensor | None) -> None:
     state, want_state = case.state.clone(), case.state.clone()
     common = {**case.kwargs("slots", "qk_l2norm", "scale"), **how}
     rounding = {} if precision is None else {"precision": precision}
