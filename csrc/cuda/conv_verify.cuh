@@ -156,7 +156,7 @@ struct ConvVerify {
     }
 
     SPECDEC_DEVICE void sequence(int64_t b) const {
-      const int64_t slot = slot_of(p.slots, b);
+      const int64_t slot = slot_of(p.slots, b, p.state.slots);
       const int length = slot < 0 ? 0 : length_of(p.lengths, b, p.N);
       const int last = length < end ? length : end;
       const Global<X> y = Global<X>(static_cast<X*>(p.y)) + b * p.N * p.C;
@@ -204,7 +204,8 @@ struct ConvVerify {
       const Global<const int32_t> before = offset(p.has_prefix ? p.prefix_parents : nullptr, b * plan.prefix);
       for (int id = thread(); id < plan.prefix + last; id += kThreads) {
         const Global<const int32_t> given = id < plan.prefix ? before : own;
-        parents.store(id, given ? given.load(id < plan.prefix ? id : id - plan.prefix) : id - 1);
+        const int64_t at = id < plan.prefix ? id : id - plan.prefix;
+        parents.store(id, given ? parent_of(given.load(at), id) : id - 1);
       }
     }
 

@@ -16,14 +16,10 @@ struct Sequence {
 
   SPECDEC_DEVICE static Sequence of(const VerifyParams& p, int64_t b) {
     Sequence s;
-    s.slot = p.slots != nullptr ? Global<const int32_t>(p.slots).load(b) : b;
+    s.slot = slot_of(p.slots, b, p.state.slots);
     if (s.slot < 0) return s;
-    s.length = static_cast<int>(p.N);
-    if (p.lengths != nullptr) {
-      const int32_t length = Global<const int32_t>(p.lengths).load(b);
-      s.length = length < 0 ? 0 : length > p.N ? s.length : length;
-    }
-    if (p.has_pending) s.pending = path_length(p.pending_path, b);
+    s.length = length_of(p.lengths, b, p.N);
+    if (p.has_pending) s.pending = path_length(p.pending_path, b, p.pending.nodes);
     return s;
   }
 };
@@ -78,7 +74,7 @@ class Stepper {
 
   // By the whole block, before `run` with pending factors.
   SPECDEC_DEVICE void load_path() {
-    if (s_.pending > 0) path_.load(p_.pending_path, at_.b, s_.pending, Traits::kThreads);
+    if (s_.pending > 0) path_.load(p_.pending_path, at_.b, s_.pending, p_.pending.nodes, Traits::kThreads);
   }
 
   // Folds `pending` factors into the tile, writes it back and calls folded(), then steps `count` visits,
