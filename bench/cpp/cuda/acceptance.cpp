@@ -65,7 +65,7 @@ struct Rounds {
 
 Result greedy(int64_t B, int64_t N) {
   Rounds r(B, N, DType::kBFloat16, 1, 0.0);
-  if (r.sets <= 0) return {{-1.0, "the device's memory is too small"}};
+  if (r.sets <= 0) return {{-1.0, kTooSmall}};
   // Every draft of the last sequence is right.
   std::vector<int64_t> want, tokens(static_cast<size_t>(B * N), 0);
   for (int64_t n = 0; n < N; ++n) {
@@ -101,7 +101,7 @@ Result greedy(int64_t B, int64_t N) {
 
 Result sampled(int64_t B, int64_t N) {
   Rounds r(B, N, DType::kFloat32, 2, 1.0);  // p and q in [0, 2): weights need not sum to one
-  if (r.sets <= 0) return {{-1.0, "the device's memory is too small"}};
+  if (r.sets <= 0) return {{-1.0, kTooSmall}};
   r.tokens = upload(std::vector<int64_t>(static_cast<size_t>(B * N), 5));
   // The first draft is rejected wherever q(5) > 0, so that a token of [p - q]+ follows.
   const DeviceMemory accept = upload(std::vector<double>(static_cast<size_t>(B * N), 1e9));

@@ -15,7 +15,7 @@ std::string shape(const Heads& heads, int64_t B, int64_t factors) {
 void add_mode(const char* mode_name, CommitMode mode, const Heads& heads, int64_t B, int64_t factors) {
   add(std::string("commit/") + mode_name + shape(heads, B, factors), [=]() -> Result {
     const Layers layers(heads, B, 1, factors);
-    if (layers.sets() <= 0) return {{-1.0, "the device's memory is too small"}};
+    if (layers.sets() <= 0) return {{-1.0, kTooSmall}};
     const Time time = checked(layers, layers.commit(0, factors, mode), [&](int64_t set, cudaStream_t s) {
       return cuda::commit(layers.commit(set, factors, mode), s);
     });
@@ -26,7 +26,7 @@ void add_mode(const char* mode_name, CommitMode mode, const Heads& heads, int64_
 void add_snapshot(const Heads& heads, int64_t B) {
   add(std::string("commit/snapshot/") + heads.name + "/B:" + std::to_string(B), [=]() -> Result {
     const Layers layers(heads, B, 1, 1);
-    if (layers.sets() < 2) return {{-1.0, "the device's memory is too small"}};
+    if (layers.sets() < 2) return {{-1.0, kTooSmall}};
     const auto bytes = static_cast<size_t>(layers.state_bytes());
     const Time time = replay(
         [&](int64_t set, cudaStream_t s) {
@@ -43,7 +43,7 @@ void add_snapshot(const Heads& heads, int64_t B) {
 void add_round(bool fused, const Heads& heads, int64_t B) {
   add(std::string("round/") + (fused ? "fused" : "separate") + shape(heads, B, kTokens), [=]() -> Result {
     const Layers layers(heads, B, kTokens, kTokens);
-    if (layers.sets() <= 0) return {{-1.0, "the device's memory is too small"}};
+    if (layers.sets() <= 0) return {{-1.0, kTooSmall}};
     const auto verify = [&](int64_t set) {
       return layers.verify(set, Strategy::kSerial, false, fused ? kTokens : 0);
     };

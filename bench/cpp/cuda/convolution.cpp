@@ -124,7 +124,7 @@ void add_convolution() {
                   "/N:" + std::to_string(N) + "/pending:" + std::to_string(factors),
               [=]() -> Result {
                 const Convolutions layers(B, N), steps(B, 1);
-                if (layers.sets <= 0 || steps.sets <= 0) return {{-1.0, "the device's memory is too small"}};
+                if (layers.sets <= 0 || steps.sets <= 0) return {{-1.0, kTooSmall}};
                 const Time time = measure(layers, tree, factors), step = measure(steps, false, 1);
                 // The window, and of pending inputs those that move into it.
                 const int64_t window = kWidth - 1 + std::min(factors, kWidth - 1);

@@ -1,6 +1,6 @@
 // Benchmarks of the CUDA backend; docs/gpu.md explains the columns.
 //   specdec_bench_cuda --benchmark_filter=verify --benchmark_format=json
-// Without a GPU: a line, and exit status 0, or 1 with --require-gpu.
+// Exit status 1 where an answer was wrong. Without a GPU: a line, and exit status 0, or 1 with --require-gpu.
 #include "measure.h"
 
 int main(int argc, char** argv) {
@@ -19,5 +19,5 @@ int main(int argc, char** argv) {
   specdec::bench::add_prefill();
   specdec::bench::add_acceptance();
   benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return specdec::bench::failed() ? 1 : 0;
 }

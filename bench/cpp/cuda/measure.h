@@ -32,7 +32,7 @@ Time replay(const Call& call, int64_t sets, int replays = 25);
 // GB/s of a large copy from device memory to device memory, bytes read and written; measured once a run.
 double copy_rate();
 
-// Numbers in [-1, 1) times `scale` plus `shift`: random ones for the first megabyte, repeated beyond.
+// Numbers in [-1, 1) times `scale` plus `shift`: random ones for the first 256 KiB, repeated beyond.
 void fill(gpu::DeviceMemory& memory, DType dtype, double scale, double shift, unsigned seed);
 
 // Registers `name`, whose body returns the time of a call and the bytes that it moves at least. `step_us`:
@@ -43,6 +43,10 @@ struct Result {
   double step_us = 0.0;
 };
 void add(const std::string& name, std::function<Result()> body);
+
+// Whether a benchmark was wrong or could not run, but for memory too small.
+bool failed();
+inline const char kTooSmall[] = "the device's memory is too small";
 
 // Benchmarks of each op.
 void add_verify();

@@ -10,7 +10,7 @@ void add_prefill() {
         add(std::string("prefill/") + heads.name + "/B:" + std::to_string(B) + "/T:" + std::to_string(T),
             [=]() -> Result {
               const Layers layers(heads, B, T, 1);
-              if (layers.sets() <= 0) return {{-1.0, "the device's memory is too small"}};
+              if (layers.sets() <= 0) return {{-1.0, kTooSmall}};
               const Time time = checked(layers, layers.prefill(0), [&](int64_t set, cudaStream_t s) {
                 return cuda::prefill(layers.prefill(set), s);
               });

@@ -25,7 +25,7 @@ void add_one(const Variant& variant, const Heads& heads, int64_t B, int64_t N, b
                            "/pending:" + std::to_string(pending);
   add(name, [=]() -> Result {
     const Layers layers(heads, B, N, std::max<int64_t>(pending, 1));
-    if (layers.sets() <= 0) return {{-1.0, "the device's memory is too small"}};
+    if (layers.sets() <= 0) return {{-1.0, kTooSmall}};
     const auto params = [&](int64_t set) {
       VerifyParams p = layers.verify(set, variant.strategy, tree, pending);
       p.precision = variant.precision;
