@@ -4,8 +4,8 @@
     record.py summary OUT
 
 `part` adds a part to OUT/summary.json and sees to it that OUT/NAME.json exists: as the part wrote it, from
-the JUnit file OUT/NAME.xml, or, where the part did not end well, with the end of its log. `summary` prints the
-table and exits with 1 where a required part did not end well.
+the JUnit file OUT/NAME.xml, or, where the part did not end well, with the end of its log. `summary` prints
+the table and exits with 1 where a required part did not end well.
 """
 
 from __future__ import annotations
