@@ -121,7 +121,6 @@ class Layers:
             parents=self.parents if whole else None,
             qk_l2norm=True,
             strategy=strategy,
-            precision=precision(strategy, self.device),
             **how,
         )
 
@@ -132,11 +131,6 @@ class Layers:
         return reference.verify(
             *tokens, state=state[-1:].cpu().double(), parents=parents, qk_l2norm=True, dtype=torch.float64
         )[0]
-
-
-def precision(strategy: str, device: str) -> str:
-    """Tensor cores with float32 accuracy for the matrix form on a GPU, float32 arithmetic otherwise."""
-    return "tf32x3" if device == "cuda" and strategy == "solve" else "ieee"
 
 
 def require(actual: Tensor, expected: Tensor, what: str, tolerance: float = 5e-3) -> None:
