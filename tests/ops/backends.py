@@ -184,7 +184,7 @@ CUDA = replace(
     name="cuda",
     **{name: _on_cuda(getattr(ops, name)) for name in _WRAPPERS},
     checks_values=False,
-    share=1,
+    share=4,
     missing="" if torch.cuda.is_available() else "no GPU",
 )
 

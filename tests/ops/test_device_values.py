@@ -98,7 +98,7 @@ def test_convolution(backend: Backend) -> None:
 def test_prefill(backend: Backend) -> None:
     case = random_case(9, B=1, N=12, tree=False, padding=False, ragged=False, poison=False)
     state = case.state.clone()
-    ends = int32([-5, 4, 2, HUGE])
+    ends = int32([-5, 4, 4, HUGE])
     backend.prefill(*case.tokens, state=state[:3], slots=int32([0, HUGE, 2]), cu_seqlens=ends)
     assert torch.equal(state[1], case.state[1])
     assert state.isfinite().all()
