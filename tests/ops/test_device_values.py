@@ -102,3 +102,12 @@ def test_prefill(backend: Backend) -> None:
     backend.prefill(*case.tokens, state=state[:3], slots=int32([0, HUGE, 2]), cu_seqlens=ends)
     assert torch.equal(state[1], case.state[1])
     assert state.isfinite().all()
+
+
+def test_findings_are_raised(backend: Backend) -> None:
+    """Sequences that overlap write the same rows: the executor says so, with the seed that repeats it."""
+    if backend.name != "simt":
+        pytest.skip("for the executor")
+    case = random_case(10, B=1, N=12, tree=False, padding=False, ragged=False, poison=False)
+    with pytest.raises(RuntimeError, match=r"SIMT executor: findings \(seed 0\)\n.*: race: "):
+        backend.prefill(*case.tokens, state=case.state[:2].clone(), cu_seqlens=int32([0, 8, 4]))
