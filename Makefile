@@ -19,11 +19,25 @@ $(BIN)/python:
 $(STAMP): $(BIN)/python $(SOURCES) tools/install_torch.py
 	$(BIN)/python tools/install_torch.py
 	$(BIN)/python -m pip install -q "setuptools>=77" wheel "cmake>=3.20" ninja "pybind11>=2.12"
+	@echo "building the operators: some minutes the first time"
 	$(BIN)/python -m pip install -q --no-build-isolation --editable ".[test,dev]"
 	touch $(STAMP)
 
+# A prompt with something to repeat: the n-gram drafter drafts what followed the same tokens before.
+define DEMO
+    def load_user(self, name):
+        user = self.users.get(name)
+        if user is None:
+            raise KeyError(name)
+        return user
+
+    def load_group(self, name):
+
+endef
+export DEMO
+
 run: build
-	$(BIN)/specdec generate "def fibonacci(n):" --max-new-tokens 96
+	$(BIN)/specdec generate "$$DEMO" --max-new-tokens 96 --compare
 
 test: build test-cpp
 	$(BIN)/python -m pytest -q

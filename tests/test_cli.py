@@ -47,6 +47,38 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_directory(directory, load_config(directory).bos_token_id)
 
 
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--seed", "3"]])
+def test_compare_decodes_the_same_tokens_plainly(sampling: list[str]) -> None:
+    record = _json(PROMPT, "--max-new-tokens", "24", "--compare", *sampling)
+    plain = record["plain"]
+    assert set(plain) == {"tokens_per_second", "speedup", "same_tokens"}
+    assert plain["same_tokens"]
+    speed = record["stats"]["tokens_per_second"]
+    assert plain["speedup"] == pytest.approx(speed / plain["tokens_per_second"])
+    result = RUNNER.invoke(app, ["generate", PROMPT, "--max-new-tokens", "24", "--compare", *sampling])
+    assert "the same tokens" in result.stderr
+
+
+def test_compare_of_one_token_has_no_speed() -> None:
+    assert _json(PROMPT, "--max-new-tokens", "1", "--compare")["plain"]["speedup"] is None
+
+
+def test_text_and_panel_in_one_file_do_not_share_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "both.txt"
+    with path.open("w") as both:
+        command = [*COMMAND, "generate", PROMPT, "--max-new-tokens", "8"]
+        subprocess.run(command, stdout=both, stderr=subprocess.STDOUT, env=ENVIRONMENT, check=True)
+    panel = next(line for line in path.read_text().splitlines() if "specla, ngram" in line)
+    assert panel.startswith("\u256d")  # the panel's corner
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    environment = {**ENVIRONMENT, "SPECDEC_CPU_ISA": "avx1024"}
+    done = subprocess.run([*COMMAND, "info"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("specdec: error: SPECDEC_CPU_ISA: got 'avx1024', want portable")
+
+
 def test_json_schema_and_text(tokenizer: Tokenizer) -> None:
     record = _json(PROMPT, "--max-new-tokens", "40")
     assert set(record) == {"text", "tokens", "finish_reason", "stats"}

@@ -62,7 +62,7 @@ struct Layer {
   }
 
   Verified run(VerifyLayerParams& p) const {
-    Verified outputs = new_outputs(p.verify, aoti_dtype(mixed));
+    Verified outputs = new_outputs(p.verify, Device{}, aoti_dtype(mixed));
     check_status(cpu::verify_layer(p), "verify_layer");
     return outputs;
   }
@@ -169,30 +169,28 @@ Verified verify_layer_deferred(const Tensor& mixed, const Tensor& a, const Tenso
       earlier_input(pending_mixed, "pending_mixed", p, mixed, v.pending.nodes, "pending.factors");
   const Rows rows = fill_rows(p, slots, parents, lengths);
   fill_pending_path(v, rows, pending_path, pending_path_lengths);
-  check_apart(state, "state", {{"conv_state", conv_state}});
-  const auto apart = [&](const Tensor& pool, const char* name) {
-    check_apart(pool, name,
-                {{"mixed", mixed},
-                 {"a", a},
-                 {"b", b},
-                 {"conv_weight", conv_weight},
-                 {"conv_bias", conv_bias},
-                 {"A_log", A_log},
-                 {"dt_bias", dt_bias},
-                 {"slots", slots},
-                 {"parents", parents},
-                 {"lengths", lengths},
-                 {"pending.factors.k", pending_k},
-                 {"pending.factors.u", pending_u},
-                 {"pending.factors.g", pending_g},
-                 {"pending.path", pending_path},
-                 {"pending.path_lengths", pending_path_lengths},
-                 {"pending_mixed", pending_mixed},
-                 {"norm_weight", norm_weight},
-                 {"norm_gate", norm_gate}});
-  };
-  apart(state, "state");
-  apart(conv_state, "conv_state");
+  const Named inputs[] = {{"mixed", mixed},
+                          {"a", a},
+                          {"b", b},
+                          {"conv_weight", conv_weight},
+                          {"conv_bias", conv_bias},
+                          {"A_log", A_log},
+                          {"dt_bias", dt_bias},
+                          {"slots", slots},
+                          {"parents", parents},
+                          {"lengths", lengths},
+                          {"pending.factors.k", pending_k},
+                          {"pending.factors.u", pending_u},
+                          {"pending.factors.g", pending_g},
+                          {"pending.path", pending_path},
+                          {"pending.path_lengths", pending_path_lengths},
+                          {"pending_mixed", pending_mixed},
+                          {"norm_weight", norm_weight},
+                          {"norm_gate", norm_gate}};
+  const Named window[] = {{"conv_state", conv_state}};
+  check_apart({{"state", state}, Access::kWrite, inputs});
+  check_apart({{"state", state}, Access::kWrite, window});
+  check_apart({{"conv_state", conv_state}, Access::kWrite, inputs});
   return layer.run(p);
 }
 

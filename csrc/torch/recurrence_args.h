@@ -4,6 +4,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "backend.h"
 #include "views.h"
 
 namespace specdec::binding {
@@ -18,6 +19,15 @@ inline void check_widths(int64_t DK, int64_t DV, const char* k_name = "k", const
 inline void check_heads(int64_t HK, int64_t HV) {
   STD_TORCH_CHECK(HK >= 1 && HV >= 1 && HV % HK == 0, "v: got ", HV, " value heads, want a multiple of the ",
                   HK, " key heads");
+}
+
+// Tensor cores do the products of `solve` and of prefill, where there are any; all else is float32
+// arithmetic.
+inline Precision precision_of(int64_t code, bool solve) {
+  const bool wanted = solve && on_tensor_cores();
+  STD_TORCH_CHECK(wanted ? code >= 1 && code <= 3 : code == 0, "precision: got ", code, ", want ",
+                  wanted ? "1 (tf32x3), 2 (tf32) or 3 (bf16)" : "0 (ieee)");
+  return static_cast<Precision>(code);
 }
 
 inline Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
@@ -121,14 +131,15 @@ inline Strategy strategy_of(int64_t code) {
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, factors k, u, g
 
 // What a verification returns, set in p; out has torch's `dtype`. Without gate g is an empty [0] tensor.
-inline Verified new_outputs(VerifyParams& p, int32_t dtype) {
+inline Verified new_outputs(VerifyParams& p, const Device& device, int32_t dtype) {
   const Recurrence& r = p.rec;
-  Tensor out = new_contiguous({p.B, p.N, r.HV, r.DV}, dtype);
-  Tensor k = new_contiguous({p.B, p.N, r.HK, r.DK}, aoti_torch_dtype_float32());
-  Tensor u = new_contiguous({p.B, p.N, r.HV, r.DV}, aoti_torch_dtype_float32());
-  Tensor g = r.gate == Gate::kChannel ? new_contiguous({p.B, p.N, r.HV, r.DK}, aoti_torch_dtype_float32())
-             : r.gate == Gate::kHead  ? new_contiguous({p.B, p.N, r.HV}, aoti_torch_dtype_float32())
-                                      : new_contiguous({0}, aoti_torch_dtype_float32());
+  const int32_t float32 = aoti_torch_dtype_float32();
+  Tensor out = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, dtype);
+  Tensor k = new_contiguous(device, {p.B, p.N, r.HK, r.DK}, float32);
+  Tensor u = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, float32);
+  Tensor g = r.gate == Gate::kChannel ? new_contiguous(device, {p.B, p.N, r.HV, r.DK}, float32)
+             : r.gate == Gate::kHead  ? new_contiguous(device, {p.B, p.N, r.HV}, float32)
+                                      : new_contiguous(device, {0}, float32);
   p.out = out.mutable_data_ptr();
   p.k_out = static_cast<float*>(k.mutable_data_ptr());
   p.u_out = static_cast<float*>(u.mutable_data_ptr());

@@ -54,6 +54,10 @@ class Loop:
             own.
         budget: how many drafts a round is worth; the default adapts up to 16.
         observer: called after every round.
+
+    Raises:
+        TypeError: `model` is no model, or `drafter` no drafter: a name, or a class instead of an instance.
+        ValueError: `commit` is neither of the two.
     """
 
     def __init__(
@@ -68,6 +72,10 @@ class Loop:
     ) -> None:
         if commit not in ("deferred", "eager"):
             raise ValueError(f"commit: got {commit!r}, want 'deferred' or 'eager'")
+        if isinstance(model, type) or not hasattr(model, "new_cache"):
+            raise TypeError(f"model: got {shown(model)}, want a CausalLM (specdec.load_model gives one)")
+        if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "propose")):
+            raise TypeError(f"drafter: got {shown(drafter)}, want a Drafter such as NGramDrafter(), or None")
         self.model = model
         self.drafter = drafter
         self.budget = budget or DraftBudget()

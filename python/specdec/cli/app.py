@@ -103,6 +103,12 @@ def generate(
     max_draft: MaxDraft = 16,
     commit: CommitOption = Commit.deferred,
     oracle_p: OracleP = 1.0,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Decode the same tokens one by one too, and say how much faster this was."
+        ),
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of text and panel.")
     ] = False,
@@ -129,6 +135,7 @@ def generate(
         max_draft=max_draft,
         commit=commit.value,
         oracle_p=oracle_p,
+        compare=compare,
         json=json,
         stream=stream,
     )

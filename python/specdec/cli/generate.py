@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Literal, TextIO, cast
 
@@ -15,7 +16,7 @@ import torch
 
 from specdec.acceptance.sampling import SamplingParams
 from specdec.cli.errors import INTERRUPTED, as_option, note
-from specdec.cli.panel import print_panel
+from specdec.cli.panel import Comparison, print_panel
 from specdec.cli.text import TextWriter
 from specdec.generation import Request, Result, Statistics
 from specdec.loop import Loop
@@ -50,6 +51,7 @@ class Options:
     max_draft: int
     commit: str
     oracle_p: float
+    compare: bool
     json: bool
     stream: bool
 
@@ -74,19 +76,36 @@ def run(prompt: str | None, options: Options) -> int:
         _echo_prompt(text)
     result, interrupted = _decode(loop, request, writer)
     writer.finish()
+    plain = _decode_plainly(model, request, result) if options.compare and not interrupted else None
 
     if options.json:
-        _print_json(writer.text, result, loop.statistics, sampling)
+        _print_json(writer.text, result, loop.statistics, sampling, plain)
     else:
         if not options.stream:
             sys.stdout.write(writer.text)
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() or _stderr_is_stdout():
             sys.stdout.write("\n")
         sys.stdout.flush()
         title = options.method if spec is None else f"{options.method}, {spec.label} drafter"
         seed = None if sampling.greedy else result.seed
-        print_panel(f"{title}, {options.model}", loop.statistics, result, len(tokens), seed)
+        print_panel(f"{title}, {options.model}", loop.statistics, result, len(tokens), seed, plain)
     return INTERRUPTED if interrupted else 0
+
+
+def _decode_plainly(model: CausalLM, request: Request, result: Result) -> Comparison:
+    """The same number of tokens, one a round: the autoregressive method."""
+    loop = get_method("autoregressive").build(model, None, MethodOptions())
+    sampling = replace(request.sampling, seed=result.seed)
+    plain = loop.run([Request(request.prompt, len(result.tokens), sampling, ignore_eos=True)])[0]
+    return Comparison(loop.statistics.tokens_per_second, plain.tokens == result.tokens)
+
+
+def _stderr_is_stdout() -> bool:
+    """Whether both write to one file or pipe, where the panel would begin in the text's last line."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by something without a descriptor
+        return False
 
 
 def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingParams]:
@@ -197,7 +216,9 @@ def _echo_prompt(text: str) -> None:
     sys.stdout.flush()
 
 
-def _print_json(text: str, result: Result, statistics: Statistics, sampling: SamplingParams) -> None:
+def _print_json(
+    text: str, result: Result, statistics: Statistics, sampling: SamplingParams, plain: Comparison | None
+) -> None:
     record: dict[str, object] = {
         "text": text,
         "tokens": result.tokens,
@@ -206,5 +227,11 @@ def _print_json(text: str, result: Result, statistics: Statistics, sampling: Sam
     }
     if not sampling.greedy:
         record["seed"] = result.seed  # repeats the run
+    if plain is not None:
+        record["plain"] = {
+            "tokens_per_second": plain.tokens_per_second,
+            "speedup": plain.speedup(statistics),
+            "same_tokens": plain.same_tokens,
+        }
     stdout: TextIO = sys.stdout
     stdout.write(json.dumps(record) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -15,8 +16,32 @@ BAR = 24  # columns of a full bar
 POSITIONS = 16  # most positions shown
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside plain decoding of the same tokens.
+
+    Attributes:
+        tokens_per_second: of plain decoding, the prompt not counted.
+        same_tokens: whether it wrote the same tokens.
+    """
+
+    tokens_per_second: float
+    same_tokens: bool
+
+    def speedup(self, statistics: Statistics) -> float | None:
+        """The run's speed over plain decoding's; None where one token was written, which no round decodes."""
+        if self.tokens_per_second == 0.0:
+            return None
+        return statistics.tokens_per_second / self.tokens_per_second
+
+
 def print_panel(
-    title: str, statistics: Statistics, result: Result, prompt_tokens: int, seed: int | None
+    title: str,
+    statistics: Statistics,
+    result: Result,
+    prompt_tokens: int,
+    seed: int | None,
+    plain: Comparison | None = None,
 ) -> None:
     """Prints the panel to stderr, where it is open.
 
@@ -26,12 +51,13 @@ def print_panel(
         result: the sequence.
         prompt_tokens: tokens of its prompt.
         seed: of a sampled run; None for a greedy one.
+        plain: what plain decoding of the same tokens gave, where it was asked for.
     """
     if sys.stderr is None:  # closed from the start; rich would take stdout
         return
     console = Console(file=sys.stderr, highlight=False)
     full = "█" if (console.encoding or "").lower().startswith("utf") else "#"
-    parts: list[RenderableType] = [_summary(statistics, result, prompt_tokens, seed)]
+    parts: list[RenderableType] = [_summary(statistics, result, prompt_tokens, seed, plain)]
     if statistics.drafted:
         parts += ["", Text("acceptance by position", style="bold"), _positions(statistics, full)]
     if statistics.rounds:
@@ -39,7 +65,9 @@ def print_panel(
     console.print(Panel(Group(*parts), title=title, title_align="left", expand=False))
 
 
-def _summary(stats: Statistics, result: Result, prompt_tokens: int, seed: int | None) -> Table:
+def _summary(
+    stats: Statistics, result: Result, prompt_tokens: int, seed: int | None, plain: Comparison | None
+) -> Table:
     table = Table.grid(padding=(0, 2))
     tokens = f"{len(result.tokens)} written ({result.finish_reason}), {prompt_tokens} in the prompt"
     table.add_row("tokens", tokens)
@@ -54,6 +82,12 @@ def _summary(stats: Statistics, result: Result, prompt_tokens: int, seed: int | 
         table.add_row("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.acceptance_rate:.0%})")
     if seed is not None:
         table.add_row("seed", str(seed))
+    speedup = None if plain is None else plain.speedup(stats)
+    if plain is not None and speedup is not None:
+        tokens = "the same tokens" if plain.same_tokens else "other tokens"
+        table.add_row(
+            "plain decoding", f"{plain.tokens_per_second:.0f} tokens/s, {tokens}; this is {speedup:.2f}x"
+        )
     return table
 
 
