@@ -7,7 +7,13 @@ namespace specdec::cpu::SPECDEC_ISA {
 
 Status verify_layer(const VerifyLayerParams& p) {
   const Status checked = check_layer(p);
-  return checked == Status::kOk ? verify_serial(p) : checked;
+  if (checked != Status::kOk) return checked;
+  const VerifyParams& v = p.verify;
+  if (!p.has_prologue && (v.rec.gate == Gate::kNone) != (v.g == nullptr)) return Status::kInvalidArgument;
+  if (!p.has_prologue && (v.rec.update == Update::kDelta) != (v.beta != nullptr)) {
+    return Status::kInvalidArgument;
+  }
+  return verify_serial(p);
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -150,8 +150,12 @@ def composed(
         **tree,
     )
     if norm_weight is not None:
-        gate = None if norm_gate is None else norm_gate.nan_to_num(0.0)  # padding: what is zero stays zero
-        out = ops.rms_norm(out, norm_weight, norm_eps, gate)
+        lengths = tree.get("lengths")
+        for row in range(mixed.shape[0]):  # padding stays zero
+            nodes = slice(0, mixed.shape[1] if lengths is None else int(lengths[row]))
+            gate = None if norm_gate is None else norm_gate[row, nodes]
+            if tree["slots"][row] >= 0:
+                out[row, nodes] = ops.rms_norm(out[row, nodes], norm_weight, norm_eps, gate)
     return out, factors
 
 
@@ -298,9 +302,13 @@ def f32(*shape: int) -> Tensor:
     return torch.ones(shape)
 
 
+def channels(C: int) -> dict[str, Any]:
+    return {"mixed": f32(2, 3, C), "conv_weight": f32(C, 4), "conv_state": f32(4, 3, C)}
+
+
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
-    ("channels", {"mixed": f32(2, 3, 193)}, r"mixed: got 193 channels, want 2 HK DK \+ HV DV for HV = 2, DV"),
-    ("heads", {"mixed": f32(2, 3, 320)}, r"mixed: got 320 channels, want 2 HK DK .* HK a divisor of HV"),
+    ("channels", channels(193), r"mixed: got 193 channels, want 2 HK DK \+ HV DV for HV = 2, DV"),
+    ("heads", channels(320), r"mixed: got 320 channels, want 2 HK DK .* HK a divisor of HV"),
     ("mixed shape", {"mixed": f32(2, 192)}, r"mixed: got shape \[2, 192\], want \[B, N, C\]"),
     ("mixed stride", {"mixed": f32(2, 3, 384)[..., ::2]}, r"mixed: the last dimension has stride 2"),
     ("a shape", {"a": f32(2, 3, 3)}, r"a: got shape \[2, 3, 3\], want \[B, N, HV\] = \[2, 3, 2\]"),

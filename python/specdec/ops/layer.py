@@ -145,6 +145,7 @@ def _exact(mixed: Tensor, state: Tensor, tree: bool, prefix: bool) -> str:
     (B, N, _), (_, HV, DV, DK) = mixed.shape, state.shape
     if torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them
         B, N, HV, DV, DK = map(index, (B, N, HV, DV, DK))
-        return resolve("exact", _ISA, B, N, HV, DK, DV, tree, prefix)
-    chosen: str = resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)
+        chosen: str = resolve("exact", _ISA, B, N, HV, DK, DV, tree, prefix)
+    else:
+        chosen = resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)
     return chosen
