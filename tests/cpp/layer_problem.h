@@ -173,7 +173,9 @@ class LayerProblem {
   // The projections of one head.
   double a(int64_t b, int64_t n, int64_t h) const { return a_[(b * c.N + n) * (c.HV + kGap) + h]; }
   double b(int64_t b, int64_t n, int64_t h) const { return b_[(b * c.N + n) * (c.HV + kGap) + h]; }
-  double gate(int64_t b, int64_t n, int64_t i) const { return gate_[(b * c.N + n) * (c.HV * c.DV + kGap) + i]; }
+  double gate(int64_t b, int64_t n, int64_t i) const {
+    return gate_[(b * c.N + n) * (c.HV * c.DV + kGap) + i];
+  }
   double A_log(int64_t h) const { return A_log_[h]; }
   double dt_bias(int64_t h) const { return dt_bias_[h]; }
   double norm_weight(int64_t i) const { return norm_[i]; }
@@ -219,7 +221,8 @@ class LayerProblem {
 };
 
 // `verify` of a composition: its tokens are those of y [B, N, C], g and beta [B, N, HV].
-inline VerifyParams verify_of(const VerifyLayerParams& p, const Buffer& y, const float* g, const float* beta) {
+inline VerifyParams verify_of(const VerifyLayerParams& p, const Buffer& y, const float* g,
+                              const float* beta) {
   VerifyParams v = p.verify;
   const LayerChannels first(v.rec, 0, 0);
   const int64_t size = v.dtype == DType::kFloat32 ? 4 : 2;
