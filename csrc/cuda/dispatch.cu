@@ -73,7 +73,7 @@ template <template <typename> class Kernel, typename Params>
 Status launch_tiles(const Params& p, Stream stream) {
   return visit_traits(p.rec, p.state.dtype, [&](auto tag) {
     using Usual = typename decltype(tag)::Type;
-    if constexpr (has_tall(Usual::kDK)) {
+    if constexpr (has_tall(Usual::kChannelGate, Usual::kDK)) {
       using Tall = WithRows<Usual, kTall>;
       const bool tall = p.rec.DV % kTall == 0 && p.B * p.rec.HV * (p.rec.DV / kTall) >= kEnoughBlocks;
       if (tall && Kernel<Tall>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Tall>>(p, stream);

@@ -8,8 +8,10 @@ namespace specdec::cuda {
 
 constexpr int kNarrow = 16, kUsual = 32, kTall = 128;  // value rows of a tile
 constexpr bool has_narrow(int DK) { return DK == 256; }
-// Where models are; elsewhere the tall tile is not worth its compile time.
-constexpr bool has_tall(int DK) { return DK == 64 || DK == 128 || DK == 256; }
+// Where models are: elsewhere it is not worth its compile time. With a gate per channel DK = 256 spills.
+constexpr bool has_tall(bool channel_gate, int DK) {
+  return DK == 64 || DK == 128 || (DK == 256 && !channel_gate);
+}
 
 template <bool kChannelGate, typename State, int kDK, int kRows>
 using Tile = TileTraits<kChannelGate, State, kDK, kRows == kTall ? 256 : 128,

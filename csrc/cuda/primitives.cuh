@@ -12,10 +12,16 @@
 #define SPECDEC_DEVICE inline
 #define SPECDEC_HOST_DEVICE inline
 #define SPECDEC_UNROLL
+#define SPECDEC_UNROLL_BY(n)
+#define SPECDEC_ROLL
 #else
 #define SPECDEC_DEVICE __device__ __forceinline__
 #define SPECDEC_HOST_DEVICE __host__ __device__ __forceinline__
 #define SPECDEC_UNROLL _Pragma("unroll")  // before a loop whose index picks registers
+#define SPECDEC_PRAGMA(text) _Pragma(#text)
+#define SPECDEC_UNROLL_BY(n) SPECDEC_PRAGMA(unroll n)
+// Before a loop that gains nothing from more copies of its body, which nvcc makes unasked.
+#define SPECDEC_ROLL SPECDEC_UNROLL_BY(1)
 #endif
 
 namespace specdec::cuda {

@@ -12,7 +12,7 @@ SPECDEC_USUAL_TILE_INSTANCES(VerifySerial, bfloat16, 192)
 SPECDEC_USUAL_TILE_INSTANCES(VerifySerial, bfloat16, 256)
 SPECDEC_TALL_TILE_INSTANCES(VerifySerial, bfloat16, 64)
 SPECDEC_TALL_TILE_INSTANCES(VerifySerial, bfloat16, 128)
-SPECDEC_TALL_TILE_INSTANCES(VerifySerial, bfloat16, 256)
+SPECDEC_INSTANCE(VerifySerial, Tile<false, bfloat16, 256, kTall>)
 SPECDEC_NARROW_TILE_INSTANCES(VerifySerial, bfloat16, 256)
 
 }  // namespace specdec::cuda
