@@ -1,20 +1,27 @@
-// conv_verify and conv_commit of the CUDA backend, executed on the host.
+// conv_verify and conv_commit of the CUDA backend, executed on the host, or on a GPU in the GPU's build.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
 
+#include "../../csrc/cuda/ops.h"
 #include "conv_problem.h"
-#include "ops.h"
+#ifdef SPECDEC_SIMT
 #include "session.h"
+#else
+#include "gpu/mirror.h"
+#endif
 
 namespace specdec::cuda {
 namespace {
 
 using conv_test::Case;
 using conv_test::Problem;
-using simt::Direction;
 using test::kNaN;
+
+#ifdef SPECDEC_SIMT
+
+using simt::Direction;
 
 int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
@@ -99,6 +106,15 @@ simt::Report run(const ConvCommitParams& p) {
   EXPECT_TRUE(session.report.clean()) << session.report.to_string();
   return session.report;
 }
+
+#else
+
+template <typename Params>
+void run(const Params& p, uint64_t = 0) {
+  EXPECT_EQ(gpu::call(p), Status::kOk);
+}
+
+#endif
 
 // An accepted path of every row into inputs of their own.
 struct Round {
@@ -329,6 +345,7 @@ TEST(CudaConvVerify, ManySequences) {
   problem.expect_reference();
 }
 
+#ifdef SPECDEC_SIMT
 // The window is read once, written once where something is pending; every input once; whole sectors.
 TEST(CudaConvVerify, TrafficIsTheLeast) {
   for (const auto& [dtype, state] : kTypes) {
@@ -444,6 +461,7 @@ TEST(CudaConvVerify, RefusesWhatItCannotRun) {
   EXPECT_EQ(conv_verify(p, &session), Status::kUnsupported);
   EXPECT_TRUE(session.report.kernels.empty());
 }
+#endif
 
 }  // namespace
 }  // namespace specdec::cuda

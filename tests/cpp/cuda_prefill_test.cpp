@@ -1,4 +1,5 @@
-// prefill of the CUDA backend against the sequential recurrence in float64, through the executor.
+// prefill of the CUDA backend against the sequential recurrence in float64, through the executor, or on a GPU
+// in the GPU's build.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -196,6 +197,7 @@ TEST(CudaPrefill, NonFiniteTokensReachOnlyLaterOnes) {
   }
 }
 
+#ifdef SPECDEC_SIMT
 // The state is read once and written once; accesses to it are coalesced, and no access to shared memory takes
 // more than two passes.
 TEST(CudaPrefill, Traffic) {
@@ -232,6 +234,7 @@ TEST(CudaPrefill, RefusesWhatItCannotRun) {
   p.precision = Precision::kIeee;
   problem.prefill(p, Status::kUnsupported);
 }
+#endif
 
 }  // namespace
 }  // namespace specdec::test

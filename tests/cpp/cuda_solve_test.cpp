@@ -1,13 +1,13 @@
 // verify_solve of the CUDA backend against the sequential recurrence on trees in float64, through the
-// executor.
+// executor, or on a GPU in the GPU's build.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <string>
 
+#include "../../csrc/simt/numbers.h"
 #include "cuda_problem.h"
-#include "numbers.h"
 
 namespace specdec::test {
 namespace {
@@ -319,6 +319,7 @@ TEST(CudaSolve, NonFiniteNodesReachOnlyDescendants) {
   }
 }
 
+#ifdef SPECDEC_SIMT
 // The state is read once and, with pending factors, written once; all bytes together are near the least
 // possible; accesses to the state are coalesced, and no access to shared memory takes more than two passes.
 TEST(CudaSolve, Traffic) {
@@ -389,6 +390,7 @@ TEST(CudaSolve, RefusesWhatItCannotRun) {
   expect(p, Status::kInvalidArgument);
   EXPECT_TRUE(session.report.kernels.empty());
 }
+#endif
 
 }  // namespace
 }  // namespace specdec::test
