@@ -122,8 +122,9 @@ SPECDEC_DEVICE void stage_rows(const Elements& from, const Strides& stride, int6
         if (aligned) {
           copy_async<4>(to, r * ld + c, from.floats(), row, r < count);
         } else {
-          SPECDEC_ROLL
-          for (int e = 0; e < 4; ++e) to.store(r * ld + c + e, r < count ? from.load(row + e) : 0.0f);
+          Pack<float, 4> x{};
+          if (r < count) x = {{from.load(row), from.load(row + 1), from.load(row + 2), from.load(row + 3)}};
+          to.store_vec<4>(r * ld + c, x);
         }
       }
     }
