@@ -39,7 +39,7 @@ export DEMO
 # The CUDA operators, whatever this torch is: needs nvcc and no GPU. With a CUDA build of torch `make build` makes them.
 CUDA_BUILD ?= build/cuda
 cuda: build
-	$(BIN)/python -m pip install -q nvidia-cutlass
+	$(BIN)/python -m pip install -q nvidia-cutlass==4.2.0.0
 	cmake -S . -B $(CUDA_BUILD) -DSPECDEC_TORCH=ON -DSPECDEC_CUDA=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build $(CUDA_BUILD) --parallel --target specdec_ops_cuda
 
@@ -78,8 +78,8 @@ bench: build
 
 # Needs nvcc and no GPU. CUTLASS and NVIDIA's disassemblers come from their pip packages where they are missing.
 kernel-report: $(BIN)/python
-	$(BIN)/python -m pip install -q "cmake>=3.20" ninja nvidia-cutlass nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
-	$(BIN)/python tools/kernel_report.py $(if $(JSON),--json "$(JSON)")
+	$(BIN)/python -m pip install -q "cmake>=3.20" ninja nvidia-cutlass==4.2.0.0 nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+	$(BIN)/python tools/kernel_report.py $(if $(JSON),--json "$(JSON)") $(if $(ARCHS),--archs "$(ARCHS)")
 
 clean:
 	rm -rf build $(VENV) python/specdec/_lib
