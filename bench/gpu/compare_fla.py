@@ -90,15 +90,17 @@ def rows_of(heads: Heads, B: int, T: int, module: Any, run: Options) -> list[dic
     lengths = torch.full((B,), accepted, dtype=torch.int32, device=run.device)
     factors = [layers.verify(i, "serial")[1] for i in range(layers.sets)]
     sets = range(layers.sets)
+    expected = layers.expected(layers.states[0])
     calls: dict[str, list[Any]] = {}
     if module is not None:
         peer = Peer(module, layers, accepted)
         for name, call in peer.calls().items():
             before = peer.states[0].clone()
-            require(call(0), layers.expected(before.mT), f"{name} B={B} T={T}", TOLERANCE)
+            require(call(0), expected, f"{name} B={B} T={T}", TOLERANCE)
+            peer.states[0].copy_(before)
             calls[name] = [partial(call, i) for i in sets]
     for strategy in ("serial", "hybrid", "solve"):
-        require(layers.verify(0, strategy)[0], layers.expected(layers.states[0]), f"{strategy} B={B} T={T}")
+        require(layers.verify(0, strategy)[0], expected, f"{strategy} B={B} T={T}")
         calls[f"specdec {strategy}"] = [
             partial(layers.verify, i, strategy, pending=Pending(factors[i], None, lengths)) for i in sets
         ]
