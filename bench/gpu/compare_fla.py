@@ -6,7 +6,7 @@ A round is a verification of T tokens and the commit of the A that were accepted
 
 | name | verification | commit of A tokens |
 |---|---|---|
-| fla steps, snapshots | T launches of the fused recurrent kernel, each writes a state | none: a state is chosen |
+| fla steps, snapshots | T launches of the recurrent kernel, each writes a state | none: a state is chosen |
 | fla fused, replay | one launch of it for T tokens, no state | one launch for A tokens, writes the state |
 | fla chunk, replay | the chunk kernel for T tokens, no state | the chunk kernel for A tokens |
 | specdec ... | one launch, factors, state written by the fold of the round before | in the same launch |
