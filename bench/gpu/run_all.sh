@@ -88,8 +88,8 @@ build() {
   [[ -d $WHEELS/benchmark ]] && sources+=("-DFETCHCONTENT_SOURCE_DIR_BENCHMARK=$(realpath "$WHEELS/benchmark")")
   for tests in ON OFF; do
     for bench in ON OFF; do
-      cmake -S . -B "$BUILD" "${generator[@]}" "${sources[@]}" -DSPECDEC_CUDA=ON -DSPECDEC_TESTS=$tests \
-        -DSPECDEC_BENCH=$bench -DCMAKE_CUDA_ARCHITECTURES="$capability-real" \
+      cmake -S . -B "$BUILD" "${generator[@]}" "${sources[@]}" -DSPECDEC_TORCH=ON -DSPECDEC_CUDA=ON \
+        -DSPECDEC_TESTS=$tests -DSPECDEC_BENCH=$bench -DCMAKE_CUDA_ARCHITECTURES="$capability-real" \
         -DPython_EXECUTABLE="$(command -v "$PYTHON")" && break 2
     done
   done || return
