@@ -39,7 +39,9 @@ class VerifySolve {
       tiles = static_cast<int>(p.rec.DV / kStateRows);
       group = static_cast<int>(p.rec.HV / p.rec.HK);
       const int units = tiles * group;
-      const int64_t heads = p.B * p.rec.HK, wanted = (kEnough + heads - 1) / heads;
+      // To the nearest: a part more reads the tokens of its key head again.
+      const int64_t heads = p.B * p.rec.HK, nearest = (kEnough + heads / 2) / heads;
+      const int64_t wanted = nearest > 1 ? nearest : 1;
       const int most = wanted < units ? static_cast<int>(wanted) : units;
       each = (units + most - 1) / most;
       parts = (units + each - 1) / each;
