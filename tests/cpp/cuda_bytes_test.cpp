@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <string>
+#include <tuple>
 
 #include "conv_problem.h"
 #include "cuda_problem.h"
@@ -90,7 +91,7 @@ struct OneOfBatch : CudaProblem {
   Outputs before;
 };
 
-Bytes verify_bytes(const Layer& layer, Strategy strategy, bool tree, bool pending = true) {
+Bytes verify_bytes(const Layer& layer, Strategy strategy, bool tree) {
   OneOfBatch problem(layer);
   VerifyParams p = problem.params(problem.state, 0, layer.N);
   std::vector<int32_t> parents;  // binary trees
@@ -99,21 +100,24 @@ Bytes verify_bytes(const Layer& layer, Strategy strategy, bool tree, bool pendin
   if (tree) p.parents = parents.data();
   p.strategy = strategy;
   if (strategy == Strategy::kSolve) p.precision = Precision::kTf32x3;
-  if (pending) {
-    p.has_pending = true;
-    p.pending = problem.factors(problem.before, kPending);
-    p.pending_path = {nullptr, nullptr, kPending};
-  }
+  p.has_pending = true;
+  p.pending = problem.factors(problem.before, kPending);
+  p.pending_path = {nullptr, nullptr, kPending};
   problem.run(p);
   const simt::KernelCounts& counts = problem.last().report.kernels.front();
   const int64_t written = layer.N * layer.out_bytes() + layer.factor_bytes(layer.N);
   Bytes bytes =
       counted(counts, (layer.B - 1) * written, strategy == Strategy::kSolve ? "solve_state" : "state_tile");
-  // Chains that start at a root read the state each.
-  if (strategy != Strategy::kHybrid)
-    expect_state(counts, layer.state_bytes(), pending ? layer.state_bytes() : 0);
-  bytes.least = layer.state_bytes() * (pending ? 2 : 1) + layer.N * layer.token_bytes() + written +
-                (pending ? layer.factor_bytes(kPending) : 0) + (tree ? layer.N * 4 : 0);
+  expect_state(counts, layer.state_bytes(), layer.state_bytes());
+  for (const simt::BufferCounts& buffer : counts.buffers) {
+    // The states that chains of hybrid hand on: cuda_traffic_test.cpp counts them.
+    if (buffer.name == "states") {
+      bytes.all -= buffer.bytes_read + buffer.bytes_written;
+      bytes.footprint -= buffer.footprint_read + buffer.footprint_written;
+    }
+  }
+  bytes.least = 2 * layer.state_bytes() + layer.N * layer.token_bytes() + written +
+                layer.factor_bytes(kPending) + (tree ? layer.N * 4 : 0);
   return of_batch(bytes, layer.B);
 }
 
@@ -226,52 +230,92 @@ void print(const char* op, const Layer& layer, const Bytes& bytes) {
   std::fflush(stdout);
 }
 
-// The batch has a block for every multiprocessor even where blocks own all value rows that they can: the
-// tallest tiles of the exact kernels, all tiles of a key head in solve.
-bool fills_a_gpu(const Layer& layer, Strategy strategy) {
-  constexpr int64_t kMultiprocessors = 128;
-  if (strategy == Strategy::kSolve) return layer.B * layer.model.HK >= kMultiprocessors;
-  return layer.B * layer.model.HV * (layer.model.D / 128) >= kMultiprocessors;
-}
+// The batch has a block for every multiprocessor even where blocks own the tallest tiles.
+bool fills_a_gpu(const Layer& layer) { return layer.B * layer.model.HV * (layer.model.D / 128) >= 128; }
 
-std::vector<Layer> layers(std::initializer_list<int64_t> batches, std::initializer_list<int64_t> nodes) {
+std::vector<Layer> layers(const Model& model, int64_t B, std::initializer_list<int64_t> nodes) {
   std::vector<Layer> all;
-  for (const Model& model : kModels) {
-    for (const int64_t B : batches) {
-      for (const int64_t N : nodes) {
-        for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) all.push_back({model, B, N, dtype});
-      }
-    }
+  for (const int64_t N : nodes) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) all.push_back({model, B, N, dtype});
   }
   return all;
 }
 
+// Memory delivers hardly more than the least. All accesses are held to that where the batch fills a GPU.
+// Where it does not, tiles have 32 value rows, or a key head several blocks, so that there are blocks for
+// more multiprocessors; each of them reads its tokens' q and k, out of the L2 cache: up to 8 times at DV 256.
+void expect_near_the_least(const Bytes& bytes, bool filled) {
+  EXPECT_LE(bytes.footprint_ratio(), 1.15);
+  EXPECT_LE(bytes.all_ratio(), filled ? 1.15 : 1.75);
+}
+
+class LayerBytes : public testing::TestWithParam<std::tuple<int, int64_t>> {};
+INSTANTIATE_TEST_SUITE_P(Models, LayerBytes,
+                         testing::Combine(testing::Values(0, 1, 2), testing::Values(1, 4, 16)));
+
 // One decoding layer, its convolution and its recurrence with a pending round.
-TEST(LayerBytes, FootprintIsNearTheLeast) {
-  for (const Layer& layer : layers({1, 4, 16}, {8, 16, 32})) {
-    SCOPED_TRACE(testing::Message() << layer.model.name << " B " << layer.B << " N " << layer.N);
+TEST_P(LayerBytes, AreNearTheLeast) {
+  const auto& [model, B] = GetParam();
+  for (const Layer& layer : layers(kModels[model], B, {8, 16, 32})) {
+    SCOPED_TRACE(testing::Message() << layer.model.name << " B " << B << " N " << layer.N);
     const Bytes convolution = Convolution(layer).verify();
-    print("conv_verify", layer, convolution);
     const Bytes recurrence = verify_bytes(layer, Strategy::kSerial, false);
-    print("verify serial", layer, recurrence);
     const Bytes both{convolution.all + recurrence.all, convolution.footprint + recurrence.footprint,
                      convolution.least + recurrence.least};
-    print("layer", layer, both);
-    EXPECT_LE(both.footprint_ratio(), 1.15);
-    EXPECT_LE(both.all_ratio(), fills_a_gpu(layer, Strategy::kSerial) ? 1.15 : 1.7);
+    print("conv_verify", layer, convolution);
+    print("verify serial, chain", layer, recurrence);
+    print("both", layer, both);
+    // Weights are read again by every block; a block has few sequences until blocks fill the GPU.
+    EXPECT_LE(convolution.footprint_ratio(), 1.15);
+    EXPECT_LE(convolution.all_ratio(), 1.35);
+    const bool filled = fills_a_gpu(layer);
+    expect_near_the_least(recurrence, filled);
+    expect_near_the_least(both, filled);
   }
 }
 
-TEST(OpBytes, FootprintIsNearTheLeast) {
-  for (const Layer& layer : layers({1, 16}, {8, 32})) {
-    SCOPED_TRACE(testing::Message() << layer.model.name << " B " << layer.B << " N " << layer.N);
-    print("verify serial, tree", layer, verify_bytes(layer, Strategy::kSerial, true));
-    print("verify hybrid, tree", layer, verify_bytes(layer, Strategy::kHybrid, true));
-    print("verify solve", layer, verify_bytes(layer, Strategy::kSolve, true));
-    print("commit exact", layer, commit_bytes(layer, CommitMode::kExact));
-    print("commit fast", layer, commit_bytes(layer, CommitMode::kFast));
-    print("prefill", layer, prefill_bytes(layer));
-    print("conv_commit", layer, Convolution(layer).commit());
+// Heads of the same kinds, so few of them that tiles are small and solve has a block a tile: what a batch of
+// one is at any number of heads.
+constexpr Model kSmall[] = {{"HK 1 HV 2 D 128", 1, 2, 128}, {"HK 1 HV 1 D 256", 1, 1, 256}};
+
+class OpBytes : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Heads, OpBytes, testing::Values(0, 1));
+
+TEST_P(OpBytes, AreNearTheLeast) {
+  for (const Layer& layer : layers(kSmall[GetParam()], 1, {8, 32})) {
+    SCOPED_TRACE(testing::Message() << layer.model.name << " N " << layer.N);
+    const auto expect = [&](const char* op, const Bytes& bytes, bool filled = false) {
+      SCOPED_TRACE(op);
+      print(op, layer, bytes);
+      expect_near_the_least(bytes, filled);
+    };
+    expect("verify serial, tree", verify_bytes(layer, Strategy::kSerial, true));
+    expect("verify solve, tree", verify_bytes(layer, Strategy::kSolve, true));
+    expect("verify hybrid, tree", verify_bytes(layer, Strategy::kHybrid, true));
+    // Every tile reads q and k, and all it has to do with them is on tensor cores: no taller tile would help.
+    const Bytes prefill = prefill_bytes(layer);
+    print("prefill", layer, prefill);
+    EXPECT_LE(prefill.footprint_ratio(), 1.15);
+    if (layer.N > 8) continue;
+    expect("commit exact", commit_bytes(layer, CommitMode::kExact), true);
+    expect("commit fast", commit_bytes(layer, CommitMode::kFast), true);
+    expect("conv_commit", Convolution(layer).commit(), true);
+  }
+}
+
+TEST(LargeBatchBytes, AreNearTheLeast) {
+  // Tall tiles; of larger trees their kept states, 64 KB each, would not fit into shared memory.
+  for (const Layer& layer : layers(kModels[2], 16, {8, 32})) {
+    SCOPED_TRACE(testing::Message() << layer.model.name << " N " << layer.N);
+    const Bytes bytes = verify_bytes(layer, Strategy::kSerial, true);
+    print("verify serial, tree", layer, bytes);
+    expect_near_the_least(bytes, layer.N == 8);
+  }
+  for (const Layer& layer : layers(kModels[0], 16, {8, 32})) {  // all tiles of a key head in a block
+    SCOPED_TRACE(testing::Message() << layer.model.name << " N " << layer.N);
+    const Bytes bytes = verify_bytes(layer, Strategy::kSolve, true);
+    print("verify solve, tree", layer, bytes);
+    expect_near_the_least(bytes, true);
   }
 }
 
