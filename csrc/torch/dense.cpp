@@ -13,7 +13,7 @@ Tensor new_output(const Tensor& x, int64_t last, int32_t dtype) {
   int64_t sizes[kMaxDims];
   for (int64_t i = 0; i + 1 < dim; ++i) sizes[i] = x.size(i);
   sizes[dim - 1] = last;
-  return new_contiguous(sizes, dim, dtype);
+  return new_contiguous(Device{}, sizes, dim, dtype);
 }
 
 // Rows [rows, width] of x as one stride over the second to last dimension and one over all before it. A

@@ -3,25 +3,26 @@
 #include "tensor_args.h"
 
 // Optional tensors are absent where the Python argument is None. Without gate the returned g is an empty [0]
-// tensor: an operator's outputs are always tensors. `strategy`, `how` and `activation` are values of the C++
-// enums; `how` is a commit's mode, since torch.compile fails on an argument of the name `mode`.
-STABLE_TORCH_LIBRARY(specdec, m) {
+// tensor: an operator's outputs are always tensors. `strategy`, `precision`, `how` and `activation` are
+// values of the C++ enums; `how` is a commit's mode, since torch.compile fails on an argument of the name
+// `mode`.
+STABLE_TORCH_LIBRARY(SPECDEC_NAMESPACE, m) {
   m.def(
       "verify(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor state, Tensor? slots, "
       "Tensor? parents, Tensor? lengths, Tensor? prefix_k, Tensor? prefix_u, Tensor? prefix_g, "
       "Tensor? prefix_parents, float? scale, bool qk_l2norm, "
-      "int strategy) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
+      "int strategy, int precision) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
   m.def(
       "verify_deferred(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, "
       "Tensor? slots, Tensor? parents, Tensor? lengths, Tensor pending_k, Tensor pending_u, "
       "Tensor? pending_g, Tensor? pending_path, Tensor? pending_path_lengths, float? scale, "
-      "bool qk_l2norm, int strategy) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
+      "bool qk_l2norm, int strategy, int precision) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
   m.def(
       "commit(Tensor(a!) state, Tensor k, Tensor u, Tensor? g, Tensor? path, Tensor? path_lengths, "
       "Tensor? slots, int how) -> ()");
   m.def(
       "prefill(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor? slots, "
-      "Tensor? lengths, Tensor? cu_seqlens, float? scale, bool qk_l2norm) -> Tensor");
+      "Tensor? lengths, Tensor? cu_seqlens, float? scale, bool qk_l2norm, int precision) -> Tensor");
   m.def(
       "conv_verify(Tensor x, Tensor weight, Tensor? bias, Tensor conv_state, Tensor? slots, "
       "Tensor? parents, Tensor? lengths, Tensor? prefix_x, Tensor? prefix_parents, "

@@ -1,7 +1,7 @@
 // Bindings of the recurrences: verify, verify_deferred, commit.
 #include <tuple>
 
-#include "../cpu/ops.h"
+#include "backend.h"
 #include "recurrence_args.h"
 
 namespace specdec::binding {
@@ -47,27 +47,30 @@ Strategy strategy_of(int64_t code) {
 // What both forms of the verification share, but for the tree.
 void fill(VerifyParams& p, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
           const OptionalTensor& beta, const Tensor& state, std::optional<double> scale, bool qk_l2norm,
-          int64_t strategy, Access access) {
+          int64_t strategy, int64_t precision, Access access) {
   fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);
   p.B = q.size(0);
   p.N = q.size(1);
   p.strategy = strategy_of(strategy);
+  p.precision = precision_of(precision, p.strategy == Strategy::kSolve);
   p.state = state_view(state, p.rec, access);
 }
 
-Verified run(VerifyParams& p, const Tensor& v) {
+Verified finish(VerifyParams& p, const Operands& operands, const Device& device, const Tensor& v) {
   const Recurrence& r = p.rec;
-  Tensor out = new_contiguous({p.B, p.N, r.HV, r.DV}, aoti_dtype(v));
-  Tensor k = new_contiguous({p.B, p.N, r.HK, r.DK}, aoti_torch_dtype_float32());
-  Tensor u = new_contiguous({p.B, p.N, r.HV, r.DV}, aoti_torch_dtype_float32());
-  Tensor g = r.gate == Gate::kChannel ? new_contiguous({p.B, p.N, r.HV, r.DK}, aoti_torch_dtype_float32())
-             : r.gate == Gate::kHead  ? new_contiguous({p.B, p.N, r.HV}, aoti_torch_dtype_float32())
-                                      : new_contiguous({0}, aoti_torch_dtype_float32());
+  const int32_t float32 = aoti_torch_dtype_float32();
+  Tensor out = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, aoti_dtype(v));
+  Tensor k = new_contiguous(device, {p.B, p.N, r.HK, r.DK}, float32);
+  Tensor u = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, float32);
+  Tensor g = r.gate == Gate::kChannel ? new_contiguous(device, {p.B, p.N, r.HV, r.DK}, float32)
+             : r.gate == Gate::kHead  ? new_contiguous(device, {p.B, p.N, r.HV}, float32)
+                                      : new_contiguous(device, {0}, float32);
   p.out = out.mutable_data_ptr();
   p.k_out = static_cast<float*>(k.mutable_data_ptr());
   p.u_out = static_cast<float*>(u.mutable_data_ptr());
   p.g_out = r.gate == Gate::kNone ? nullptr : static_cast<float*>(g.mutable_data_ptr());
-  check_status(cpu::verify(p), "verify");
+  const Named outputs[] = {{"out", out}, {"k_out", k}, {"u_out", u}, {"g_out", g}};
+  check_status(run(p, operands, outputs), "verify");
   return {out, k, u, g};
 }
 
@@ -76,9 +79,23 @@ Verified verify(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
                 const OptionalTensor& parents, const OptionalTensor& lengths, const OptionalTensor& prefix_k,
                 const OptionalTensor& prefix_u, const OptionalTensor& prefix_g,
                 const OptionalTensor& prefix_parents, std::optional<double> scale, bool qk_l2norm,
-                int64_t strategy) {
+                int64_t strategy, int64_t precision) {
+  const Named inputs[] = {{"q", q},
+                          {"k", k},
+                          {"v", v},
+                          {"g", g},
+                          {"beta", beta},
+                          {"slots", slots},
+                          {"parents", parents},
+                          {"lengths", lengths},
+                          {"prefix.factors.k", prefix_k},
+                          {"prefix.factors.u", prefix_u},
+                          {"prefix.factors.g", prefix_g},
+                          {"prefix.parents", prefix_parents}};
+  const Operands operands{{"state", state}, Access::kRead, inputs};
+  const Device device = device_of(operands);
   VerifyParams p;
-  fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, Access::kRead);
+  fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, precision, Access::kRead);
   p.has_prefix = prefix_k.has_value();
   if (p.has_prefix) {
     STD_TORCH_CHECK(p.strategy != Strategy::kSolve,
@@ -92,7 +109,7 @@ Verified verify(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
   if (p.has_prefix) {
     p.prefix_parents = parents_view(prefix_parents, "prefix.parents", rows, p.prefix.nodes, 0, nullptr);
   }
-  return run(p, v);
+  return finish(p, operands, device, v);
 }
 
 Verified verify_deferred(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
@@ -100,34 +117,41 @@ Verified verify_deferred(const Tensor& q, const Tensor& k, const Tensor& v, cons
                          const OptionalTensor& parents, const OptionalTensor& lengths,
                          const Tensor& pending_k, const Tensor& pending_u, const OptionalTensor& pending_g,
                          const OptionalTensor& pending_path, const OptionalTensor& pending_path_lengths,
-                         std::optional<double> scale, bool qk_l2norm, int64_t strategy) {
+                         std::optional<double> scale, bool qk_l2norm, int64_t strategy, int64_t precision) {
+  const Named inputs[] = {{"q", q},
+                          {"k", k},
+                          {"v", v},
+                          {"g", g},
+                          {"beta", beta},
+                          {"slots", slots},
+                          {"parents", parents},
+                          {"lengths", lengths},
+                          {"pending.factors.k", pending_k},
+                          {"pending.factors.u", pending_u},
+                          {"pending.factors.g", pending_g},
+                          {"pending.path", pending_path},
+                          {"pending.path_lengths", pending_path_lengths}};
+  const Operands operands{{"state", state}, Access::kWrite, inputs};
+  const Device device = device_of(operands);
   VerifyParams p;
-  fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, Access::kWrite);
+  fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, precision, Access::kWrite);
   check_node_count(p.strategy, p.N, 0);
   p.pending = factors_view(pending_k, pending_u, pending_g,
                            {"pending.factors.k", "pending.factors.u", "pending.factors.g"}, p.B, p.rec);
   const Rows rows = fill_tree(p, "state", slots, parents, lengths, 0);
   fill_pending_path(p, rows, pending_path, pending_path_lengths);
-  check_apart(state, "state",
-              {{"q", q},
-               {"k", k},
-               {"v", v},
-               {"g", g},
-               {"beta", beta},
-               {"slots", slots},
-               {"parents", parents},
-               {"lengths", lengths},
-               {"pending.factors.k", pending_k},
-               {"pending.factors.u", pending_u},
-               {"pending.factors.g", pending_g},
-               {"pending.path", pending_path},
-               {"pending.path_lengths", pending_path_lengths}});
-  return run(p, v);
+  check_apart(operands);
+  return finish(p, operands, device, v);
 }
 
 void commit(const Tensor& state, const Tensor& k, const Tensor& u, const OptionalTensor& g,
             const OptionalTensor& path, const OptionalTensor& path_lengths, const OptionalTensor& slots,
             int64_t mode) {
+  const Named inputs[] = {
+      {"factors.k", k}, {"factors.u", u}, {"factors.g", g}, {"path", path}, {"path_lengths", path_lengths},
+      {"slots", slots}};
+  const Operands operands{{"state", state}, Access::kWrite, inputs};
+  device_of(operands);
   check_shape(k, "factors.k", {-1, -1, -1, -1}, "[B, N, HK, DK]");
   check_shape(u, "factors.u", {-1, -1, -1, -1}, "[B, N, HV, DV]");
   CommitParams p;
@@ -146,21 +170,15 @@ void commit(const Tensor& state, const Tensor& k, const Tensor& u, const Optiona
   const Rows rows = slots_view(slots, p.B, p.state.slots, "state");
   p.slots = rows.slots;
   p.path = path_view(path, path_lengths, "path", "path_lengths", rows, p.factors.nodes);
-  check_apart(state, "state",
-              {{"factors.k", k},
-               {"factors.u", u},
-               {"factors.g", g},
-               {"path", path},
-               {"path_lengths", path_lengths},
-               {"slots", slots}});
-  check_status(cpu::commit(p), "commit");
+  check_apart(operands);
+  check_status(run(p, operands), "commit");
 }
 
 }  // namespace
 
 }  // namespace specdec::binding
 
-STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+SPECDEC_OPERATORS(m) {
   m.impl("verify", TORCH_BOX(&specdec::binding::verify));
   m.impl("verify_deferred", TORCH_BOX(&specdec::binding::verify_deferred));
   m.impl("commit", TORCH_BOX(&specdec::binding::commit));

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "backend.h"
 #include "views.h"
 
 namespace specdec::binding {
@@ -17,6 +18,15 @@ inline void check_widths(int64_t DK, int64_t DV) {
 inline void check_heads(int64_t HK, int64_t HV) {
   STD_TORCH_CHECK(HK >= 1 && HV >= 1 && HV % HK == 0, "v: got ", HV, " value heads, want a multiple of the ",
                   HK, " key heads");
+}
+
+// Tensor cores do the products of `solve` and of prefill, where there are any; all else is float32
+// arithmetic.
+inline Precision precision_of(int64_t code, bool solve) {
+  const bool wanted = solve && on_tensor_cores();
+  STD_TORCH_CHECK(wanted ? code >= 1 && code <= 3 : code == 0, "precision: got ", code, ", want ",
+                  wanted ? "1 (tf32x3), 2 (tf32) or 3 (bf16)" : "0 (ieee)");
+  return static_cast<Precision>(code);
 }
 
 inline Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }

@@ -101,9 +101,14 @@ inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
 
 constexpr int64_t kMaxDims = 64;  // of a tensor that a new one takes its shape from
 
-// A fresh contiguous CPU tensor. The C call beneath stable::empty, which goes through the dispatcher and
-// costs several times as much: `verify` makes four outputs a call.
-inline Tensor new_contiguous(const int64_t* sizes, int64_t dim, int32_t aoti_dtype) {
+struct Device {
+  int32_t type = aoti_torch_device_type_cpu();
+  int32_t index = 0;
+};
+
+// A fresh contiguous tensor. The C call beneath stable::empty, which goes through the dispatcher and costs
+// several times as much: `verify` makes four outputs a call.
+inline Tensor new_contiguous(const Device& device, const int64_t* sizes, int64_t dim, int32_t aoti_dtype) {
   int64_t strides[kMaxDims];
   int64_t stride = 1;
   for (int64_t d = dim; d-- > 0;) {
@@ -112,12 +117,12 @@ inline Tensor new_contiguous(const int64_t* sizes, int64_t dim, int32_t aoti_dty
   }
   AtenTensorHandle handle = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dim, sizes, strides, aoti_dtype, aoti_torch_device_type_cpu(), 0, &handle));
+      aoti_torch_empty_strided(dim, sizes, strides, aoti_dtype, device.type, device.index, &handle));
   return Tensor(handle);
 }
 
-inline Tensor new_contiguous(std::initializer_list<int64_t> sizes, int32_t aoti_dtype) {
-  return new_contiguous(sizes.begin(), static_cast<int64_t>(sizes.size()), aoti_dtype);
+inline Tensor new_contiguous(const Device& device, std::initializer_list<int64_t> sizes, int32_t aoti_dtype) {
+  return new_contiguous(device, sizes.begin(), static_cast<int64_t>(sizes.size()), aoti_dtype);
 }
 
 inline int32_t aoti_dtype(const Tensor& t) {

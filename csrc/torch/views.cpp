@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend.h"
 #include "specdec/tree.h"
 
 namespace specdec::binding {
@@ -28,6 +29,7 @@ Rows slots_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char
                     ", want one slot a row (pass slots)");
     return rows;
   }
+  if (!values_on_host()) return rows;
   for (int64_t b = 0; b < B; ++b) {
     STD_TORCH_CHECK(rows.slots[b] < pool, "slots: row ", b, " is ", rows.slots[b], ", want less than the ",
                     pool, " slots of ", pool_name);
@@ -39,7 +41,7 @@ Rows slots_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char
 const int32_t* parents_view(const OptionalTensor& parents, const char* name, const Rows& rows, int64_t N,
                             int64_t first, const int32_t* lengths) {
   const int32_t* data = int32_or_null(parents, name, {rows.B, N}, "[B, N]");
-  if (data == nullptr) return nullptr;
+  if (data == nullptr || !values_on_host()) return data;
   for (int64_t b = 0; b < rows.B; ++b) {
     if (rows.padding(b)) continue;
     const TreeError error = check_parents(data + b * N, valid_length(lengths, b, N), first);
@@ -57,7 +59,7 @@ PathView path_view(const OptionalTensor& path, const OptionalTensor& lengths, co
   view.path = int32_or_null(path, path_name, {rows.B, -1}, "[B, P]");
   view.max_length = path.has_value() ? path->size(1) : nodes;
   view.lengths = int32_or_null(lengths, lengths_name, {rows.B}, "[B]");
-  if (view.path == nullptr) return view;
+  if (view.path == nullptr || !values_on_host()) return view;
   for (int64_t b = 0; b < rows.B; ++b) {
     if (rows.padding(b)) continue;
     const int64_t length = valid_length(view.lengths, b, view.max_length);
@@ -87,15 +89,16 @@ void check_pool(const Tensor& pool, const char* name, Access access) {
                   ": slots that overlap cannot be written");
 }
 
-void check_apart(const Tensor& pool, const char* name, std::initializer_list<Named> inputs) {
+void check_apart(const Operands& operands) {
+  const Tensor& pool = *operands.pool.tensor;
   const int64_t elements = pool.numel();
-  if (elements == 0) return;
+  if (elements == 0 || operands.access == Access::kRead) return;
   const int64_t item = static_cast<int64_t>(pool.element_size());
   const int64_t count = pool.size(0);
   const int64_t slot = elements / count * item;  // bytes of one slot
   const int64_t stride = std::max<int64_t>(pool.stride(0) * item, 1);
   const auto base = reinterpret_cast<intptr_t>(pool.const_data_ptr());
-  for (const Named& input : inputs) {
+  for (const Named& input : operands.inputs) {
     if (input.tensor == nullptr) continue;
     const Tensor& t = *input.tensor;
     const int64_t begin = reinterpret_cast<intptr_t>(t.const_data_ptr()) - base;
@@ -111,8 +114,8 @@ void check_apart(const Tensor& pool, const char* name, std::initializer_list<Nam
     const int64_t end = begin + (last + 1) * static_cast<int64_t>(t.element_size());
     if (empty || end <= 0) continue;
     const int64_t first = begin < slot ? 0 : (begin - slot) / stride + 1;  // first slot that ends after begin
-    STD_TORCH_CHECK(first * stride >= end, input.name, ": got a tensor that shares memory with ", name,
-                    ", which is written, want memory of its own (call .clone())");
+    STD_TORCH_CHECK(first * stride >= end, input.name, ": got a tensor that shares memory with ",
+                    operands.pool.name, ", which is written, want memory of its own (call .clone())");
   }
 }
 

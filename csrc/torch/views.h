@@ -1,10 +1,11 @@
 // Checked views of the arguments that several operators share: slots, trees, paths, states, factors. Each
 // function checks what it reads before anything is written and names the argument in its message. Rows of
-// negative slots and entries beyond a row's length are padding and are not inspected.
+// negative slots and entries beyond a row's length are padding and are not inspected. What is in a tensor is
+// inspected where the host can read it (`values_on_host`); kernels clamp or skip what lies out of range.
 #pragma once
 
+#include "operands.h"
 #include "specdec/sequences.h"
-#include "tensor_args.h"
 
 namespace specdec::binding {
 
@@ -19,16 +20,6 @@ struct Rows {
 // slots int32 [B] must lie inside the pool and must not repeat: two rows writing one slot would corrupt it.
 Rows slots_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name);
 
-// An argument and its name, for a check over several; null where it is absent.
-struct Named {
-  Named(const char* name, const Tensor& tensor) : name(name), tensor(&tensor) {}
-  Named(const char* name, const OptionalTensor& tensor)
-      : name(name), tensor(tensor.has_value() ? &*tensor : nullptr) {}
-
-  const char* name;
-  const Tensor* tensor;
-};
-
 // parents int32 [B, N] of nodes whose ids start at `first`: -1, or an earlier node.
 const int32_t* parents_view(const OptionalTensor& parents, const char* name, const Rows& rows, int64_t N,
                             int64_t first, const int32_t* lengths);
@@ -38,14 +29,13 @@ const int32_t* parents_view(const OptionalTensor& parents, const char* name, con
 PathView path_view(const OptionalTensor& path, const OptionalTensor& lengths, const char* path_name,
                    const char* lengths_name, const Rows& rows, int64_t nodes);
 
-enum class Access { kRead, kWrite };
-
 // A pool whose slots are contiguous; only the first stride is free. A written pool must not overlap itself.
 void check_pool(const Tensor& pool, const char* name, Access access);
 
 // No slot of a pool that is written may share memory with an input: what the input holds would then depend
 // on which row is done first. An input counts from its first to its last byte, gaps between included.
-void check_apart(const Tensor& pool, const char* name, std::initializer_list<Named> inputs);
+// Nothing is asked of a pool that is read.
+void check_apart(const Operands& operands);
 
 inline void* pool_data(const Tensor& pool, Access access) {
   return access == Access::kWrite ? pool.mutable_data_ptr() : const_cast<void*>(pool.const_data_ptr());

@@ -1,20 +1,30 @@
-// Greedy and sampled acceptance of the CUDA backend, executed on the host, against the rules as one reads
-// them.
+// Greedy and sampled acceptance of the CUDA backend, executed on the host, or on a GPU in the GPU's build,
+// against the rules as one reads them.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 #include <vector>
 
+#include "../../csrc/cuda/ops.h"
 #include "buffer.h"
-#include "ops.h"
+#ifdef SPECDEC_SIMT
 #include "session.h"
+#else
+#include "gpu/mirror.h"
+#endif
 
 namespace specdec::cuda {
 namespace {
 
-using simt::Direction;
 using test::kNaN;
+
+#ifdef SPECDEC_SIMT
+using simt::Direction;
+using Report = simt::Report;
+#else
+struct Report {};  // nothing is counted on a GPU
+#endif
 
 // A round's candidates of B rows, and what is decided about them.
 struct Round {
@@ -37,6 +47,7 @@ struct Round {
   DraftView draft() const { return {tokens.data(), tree ? parents.data() : nullptr, lengths.data()}; }
   AcceptedView accepted() { return {path.data(), path_lengths.data(), next_token.data(), most}; }
 
+#ifdef SPECDEC_SIMT
   void add_memory(simt::Memory& memory) {
     memory.add("tokens", tokens.data(), tokens.size(), Direction::kInput);
     if (tree) memory.add("parents", parents.data(), parents.size(), Direction::kInput);
@@ -45,6 +56,7 @@ struct Round {
     memory.add("path_lengths", path_lengths.data(), path_lengths.size(), Direction::kOutput);
     memory.add("next_token", next_token.data(), next_token.size(), Direction::kOutput);
   }
+#endif
 
   // What the target wants after each node decides row b.
   void expect_walk(int64_t b, const std::vector<int64_t>& want) const {
@@ -76,6 +88,7 @@ struct Round {
   std::vector<int32_t> parents, lengths, path, path_lengths;
 };
 
+#ifdef SPECDEC_SIMT
 // Rows [B, N, V] with gaps; those beyond `lengths` hold no values.
 void add_rows(simt::Memory& memory, const char* name, const test::Buffer& rows, int64_t B, int64_t N,
               int64_t V, int64_t stride, const std::vector<int32_t>& lengths, int64_t less) {
@@ -88,6 +101,8 @@ void add_rows(simt::Memory& memory, const char* name, const test::Buffer& rows, 
     }
   }
 }
+
+#endif
 
 struct Greedy : Round {
   Greedy(int64_t B, int64_t N, int64_t V, bool tree, DType dtype, int64_t gap, unsigned seed)
@@ -126,11 +141,19 @@ struct Greedy : Round {
     }
   }
 
-  simt::Report check() {
+  Report check() {
     AcceptGreedyParams p;
     p.B = B, p.N = N, p.V = V;
     p.logits = logits.data(), p.dtype = logits.dtype, p.stride_b = N * stride, p.stride_n = stride;
     p.draft = draft(), p.accepted = accepted();
+    const Report report = call(p);
+    find();
+    for (int64_t b = 0; b < B; ++b) expect_walk(b, {want.begin() + b * N, want.begin() + (b + 1) * N});
+    return report;
+  }
+
+#ifdef SPECDEC_SIMT
+  Report call(const AcceptGreedyParams& p) {
     simt::Session session({3});
     add_memory(session.memory);
     add_rows(session.memory, "logits", logits, B, N, V, stride, lengths, 0);
@@ -138,10 +161,14 @@ struct Greedy : Round {
     session.memory.add("workspace", work.data(), work.size(), Direction::kOutput);
     EXPECT_EQ(accept_greedy(p, {work.data(), accept_greedy_workspace_bytes(p)}, &session), Status::kOk);
     EXPECT_TRUE(session.report.clean()) << session.report.to_string();
-    find();
-    for (int64_t b = 0; b < B; ++b) expect_walk(b, {want.begin() + b * N, want.begin() + (b + 1) * N});
     return session.report;
   }
+#else
+  Report call(const AcceptGreedyParams& p) {
+    EXPECT_EQ(gpu::call(p), Status::kOk);
+    return {};
+  }
+#endif
 
   int64_t stride;
   test::Buffer logits;
@@ -197,9 +224,10 @@ TEST(CudaAcceptGreedy, RepeatedSiblings) {
   EXPECT_GT(round.path_lengths[0], 3);
 }
 
+#ifdef SPECDEC_SIMT
 TEST(CudaAcceptGreedy, ReadsEveryRowOnce) {
   Greedy round(2, 4, 16384, false, DType::kBFloat16, 8, 1);
-  const simt::Report report = round.check();
+  const Report report = round.check();
   const simt::KernelCounts& counts = report.kernel("GreedyParts");
   const int64_t rows = round.lengths[0] + round.lengths[1];
   for (const simt::BufferCounts& buffer : counts.buffers) {
@@ -210,6 +238,7 @@ TEST(CudaAcceptGreedy, ReadsEveryRowOnce) {
   EXPECT_LE(counts.read.bytes, 1.01 * static_cast<double>(rows * 16384 * 2));
   EXPECT_LE(counts.read.sectors_per_request(), 4.0);
 }
+#endif
 
 struct Sampled : Round {
   Sampled(int64_t B, int64_t N, int64_t V, bool tree, int64_t gap, unsigned seed)
@@ -258,7 +287,7 @@ struct Sampled : Round {
     return -1;
   }
 
-  simt::Report run(bool drafted) {
+  Report run(bool drafted) {
     AcceptSampledParams params;
     params.B = B, params.N = N, params.V = V;
     params.p_target = p.f32.data(), params.target_stride_b = N * stride, params.target_stride_n = stride;
@@ -266,10 +295,15 @@ struct Sampled : Round {
       params.p_draft = q.f32.data(), params.draft_stride_b = N * stride, params.draft_stride_n = stride;
     params.accept_uniforms = accept.data(), params.sample_uniforms = sample.data();
     params.draft = draft(), params.accepted = accepted();
+    return call(params);
+  }
+
+#ifdef SPECDEC_SIMT
+  Report call(const AcceptSampledParams& params) {
     simt::Session session({4});
     add_memory(session.memory);
     add_rows(session.memory, "p", p, B, N, V, stride, lengths, 0);
-    if (drafted) add_rows(session.memory, "q", q, B, N, V, stride, lengths, 1);
+    if (params.p_draft != nullptr) add_rows(session.memory, "q", q, B, N, V, stride, lengths, 1);
     session.memory.add("accept", accept.data(), accept.size(), Direction::kInput);
     session.memory.add("sample", sample.data(), sample.size(), Direction::kInput);
     const int64_t bytes = accept_sampled_workspace_bytes(params);
@@ -279,9 +313,15 @@ struct Sampled : Round {
     EXPECT_TRUE(session.report.clean()) << session.report.to_string();
     return session.report;
   }
+#else
+  Report call(const AcceptSampledParams& params) {
+    EXPECT_EQ(gpu::call(params), Status::kOk);
+    return {};
+  }
+#endif
 
-  simt::Report check(bool drafted) {
-    simt::Report report = run(drafted);
+  Report check(bool drafted) {
+    Report report = run(drafted);
     for (int64_t b = 0; b < B; ++b) drafted ? expect_chain(b) : expect_draws(b);
     return report;
   }
@@ -392,9 +432,10 @@ TEST(CudaAcceptSampled, NoSumNoToken) {
   }
 }
 
+#ifdef SPECDEC_SIMT
 TEST(CudaAcceptSampled, ReadsARowOnceAndAPartAgain) {
   Sampled round(2, 3, 32768, false, 4, 2);
-  const simt::Report report = round.check(true);
+  const Report report = round.check(true);
   const double rows = 2.0 * 2 * 32768 * 4;  // p and q of two sequences at most
   EXPECT_LE(static_cast<double>(report.kernel("SampledSums").read.bytes), 1.01 * rows);
   EXPECT_LE(static_cast<double>(report.kernel("SampledDraw").read.bytes), 0.26 * rows);
@@ -421,6 +462,7 @@ TEST(CudaAcceptance, RefusesWhatItCannotRun) {
             Status::kUnsupported);  // a tree of drawn drafts
   EXPECT_TRUE(session.report.kernels.empty());
 }
+#endif
 
 }  // namespace
 }  // namespace specdec::cuda

@@ -1,16 +1,22 @@
-// conv_verify and conv_commit of the CUDA backend, executed on the host.
+// conv_verify and conv_commit of the CUDA backend, executed on the host, or on a GPU in the GPU's build.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "../../csrc/cuda/ops.h"
 #include "conv_problem.h"
-#include "ops.h"
+#ifdef SPECDEC_SIMT
 #include "session.h"
+#else
+#include "gpu/mirror.h"
+#endif
 
 namespace specdec::conv_test {
 namespace {
+
+#ifdef SPECDEC_SIMT
 
 using simt::Direction;
 
@@ -102,6 +108,18 @@ Status call(const ConvVerifyParams& p) {
   return status;
 }
 
+#else
+
+// What is refused is not looked at.
+Status call(const ConvVerifyParams& p) { return cuda::conv_verify(p, nullptr); }
+
+template <typename Params>
+void run(const Params& p) {
+  EXPECT_EQ(gpu::call(p), Status::kOk);
+}
+
+#endif
+
 // The types a call may have: float32 throughout, or 16 bits with a window in either.
 constexpr std::pair<DType, DType> kTypes[] = {{DType::kFloat32, DType::kFloat32},
                                               {DType::kBFloat16, DType::kBFloat16},
@@ -152,6 +170,7 @@ TEST(ConvVerify, ManySequences) {
   problem.expect_reference();
 }
 
+#ifdef SPECDEC_SIMT
 // The window is read once, written once where something is pending; every input once; whole sectors.
 TEST(ConvVerify, TrafficIsTheLeast) {
   for (const auto& [dtype, state] : kTypes) {
@@ -256,6 +275,7 @@ TEST(ConvVerify, RefusesLargeTrees) {
   p.N = 513;
   EXPECT_EQ(call(p), Status::kUnsupported);
 }
+#endif
 
 }  // namespace
 }  // namespace specdec::conv_test

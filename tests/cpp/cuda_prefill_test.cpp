@@ -1,4 +1,4 @@
-// prefill of the CUDA backend, through the executor.
+// prefill of the CUDA backend, through the executor, or on a GPU in the GPU's build.
 #include <gtest/gtest.h>
 
 #include "cuda_problem.h"
@@ -40,6 +40,8 @@ std::vector<Shape> prefill_shapes() {
 
 #include "prefill_suite.h"
 
+#ifdef SPECDEC_SIMT
+
 namespace specdec::test {
 namespace {
 
@@ -67,6 +69,12 @@ TEST(Prefill, RefusesWhatItCannotRun) {
   s.DV = kValueRows;
   Prefill problem(s, 1);
   PrefillParams p = problem.params();
+  p.rec.HK = 3;
+  problem.prefill(p, Status::kInvalidArgument);
+  p = problem.params();
+  p.g = nullptr;
+  problem.prefill(p, Status::kInvalidArgument);
+  p = problem.params();
   p.rec.DK = 48;
   problem.prefill(p, Status::kUnsupported);
   p = problem.params();
@@ -76,3 +84,5 @@ TEST(Prefill, RefusesWhatItCannotRun) {
 
 }  // namespace
 }  // namespace specdec::test
+
+#endif

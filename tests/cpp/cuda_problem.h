@@ -1,5 +1,26 @@
-// The problems of recurrence_problem.h on the CUDA backend, through the executor, which must find nothing.
+// The problems of recurrence_problem.h on the CUDA backend: through the executor, which must find nothing,
+// or, in the GPU's build, on a GPU.
 #pragma once
+
+#ifndef SPECDEC_SIMT
+
+#include "gpu/mirror.h"
+#include "recurrence_problem.h"
+
+namespace specdec::test {
+
+class CudaProblem : public Problem {
+ public:
+  using Problem::Problem;
+
+  Status call(const VerifyParams& p) const override { return gpu::call(p); }
+  Status call(const CommitParams& p) const override { return gpu::call(p); }
+  Status call(const PrefillParams& p) const override { return gpu::call(p); }
+};
+
+}  // namespace specdec::test
+
+#else
 
 #include <gtest/gtest.h>
 
@@ -169,3 +190,5 @@ class CudaProblem : public Problem {
 };
 
 }  // namespace specdec::test
+
+#endif

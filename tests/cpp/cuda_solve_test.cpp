@@ -1,4 +1,4 @@
-// verify_solve of the CUDA backend, through the executor.
+// verify_solve of the CUDA backend, through the executor, or on a GPU in the GPU's build.
 #include <gtest/gtest.h>
 
 #include "cuda_problem.h"
@@ -109,6 +109,7 @@ TEST(VerifySolve, RowsDoNotMeet) {
   }
 }
 
+#ifdef SPECDEC_SIMT
 // The state is read once and, with pending factors, written once; all bytes together are near the least
 // possible; accesses to the state are coalesced, and no access to shared memory takes more than two passes.
 TEST(VerifySolve, Traffic) {
@@ -175,6 +176,7 @@ TEST(VerifySolve, RefusesWhatNoInstanceTakes) {
   expect(p, Status::kInvalidArgument);
   EXPECT_TRUE(session.report.kernels.empty());
 }
+#endif
 
 }  // namespace
 }  // namespace specdec::test

@@ -1,8 +1,10 @@
-// Exact verification and commits of the CUDA backend, executed without a GPU.
+// Exact verification and commits of the CUDA backend, executed without a GPU, or on one in the GPU's build.
 #include <gtest/gtest.h>
 
 #include "cuda_problem.h"
+#ifdef SPECDEC_SIMT
 #include "reservation.h"
+#endif
 
 namespace specdec::test {
 using TestProblem = CudaProblem;
@@ -78,6 +80,7 @@ TEST(InstanceTest, LargestTrees) {
   }
 }
 
+#ifdef SPECDEC_SIMT
 // A slot beyond 2^31 elements of the pool.
 TEST(InstanceTest, SlotsAreAddressedInSixtyFourBits) {
   Shape s;
@@ -95,6 +98,7 @@ TEST(InstanceTest, SlotsAreAddressedInSixtyFourBits) {
   params.state.data = far.data();
   expect_same(p.run(params), expected);
 }
+#endif
 
 // More rows than a grid has in its second and third dimension.
 TEST(InstanceTest, ManyRows) {
@@ -118,6 +122,7 @@ TEST(InstanceTest, ManyRows) {
   }
 }
 
+#ifdef SPECDEC_SIMT
 TEST(LimitsTest, UnsupportedShapesAreRefusedUntouched) {
   Shape s;
   s.N = 65, s.DV = 32;
@@ -133,6 +138,7 @@ TEST(LimitsTest, UnsupportedShapesAreRefusedUntouched) {
   ungated.g = nullptr;
   p.run(ungated, Status::kInvalidArgument);
 }
+#endif
 
 }  // namespace
 }  // namespace specdec::test

@@ -243,17 +243,5 @@ TEST(Prefill, BFloat16RoundsOnce) {
   }
 }
 
-TEST(Prefill, RefusesWhatIsNoRecurrence) {
-  Shape s;
-  s.DV = kValueRows;
-  Prefill problem(s, 1);
-  PrefillParams p = problem.params();
-  p.rec.HK = 3;
-  problem.prefill(p, Status::kInvalidArgument);
-  p = problem.params();
-  p.g = nullptr;
-  problem.prefill(p, Status::kInvalidArgument);
-}
-
 }  // namespace
 }  // namespace specdec::test

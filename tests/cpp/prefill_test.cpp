@@ -48,6 +48,12 @@ namespace {
 TEST(Prefill, RefusesWhatItCannotRun) {
   Prefill problem(Shape{}, 1);
   PrefillParams p = problem.params();
+  p.rec.HK = 3;
+  problem.prefill(p, Status::kInvalidArgument);
+  p = problem.params();
+  p.g = nullptr;
+  problem.prefill(p, Status::kInvalidArgument);
+  p = problem.params();
   p.rec.DK = 24;
   problem.prefill(p, Status::kUnsupported);
   p = problem.params();

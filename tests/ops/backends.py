@@ -1,16 +1,30 @@
-"""The implementations that every operator test runs over. A backend is added here and nowhere else."""
+"""The implementations that every operator test runs over. A backend is added here and nowhere else.
+
+Tests make their tensors on the CPU; a backend of another device moves them there and back itself, storages
+whole, so that strides, gaps and shared memory stay what the test made them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
 from specdec import ops
-from specdec.ops import Factors, reference
+from specdec.ops import Factors, convolution, recurrence, reference
+from specdec.ops._operator import operator
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -24,10 +38,21 @@ class Backend:
     conv_commit: Callable[..., None]
     prefill: Callable[..., Tensor]
     strategies: tuple[str, ...]
-    device: str = "cpu"
+    precisions: tuple[str, ...] = ()  # of solve and prefill, beside the default
+    checks_values: bool = True  # does it refuse what only a look into the tensors shows?
+    share: int = 1  # of a long series of cases, one in so many is run
+    missing: str = ""  # why it cannot run here
 
     def __repr__(self) -> str:
         return self.name
+
+    def some(self, cases: Iterable[T]) -> list[T]:
+        """The cases of a long series that this backend runs: all, or the last and one in `share`."""
+        return list(cases)[:: -self.share][::-1]
+
+    def count(self, number: int) -> int:
+        """How many repetitions this backend runs of `number`."""
+        return -(-number // self.share)
 
 
 def _reference_verify(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Factors]:
@@ -64,7 +89,115 @@ CPU = Backend(
     strategies=("serial", "hybrid", "solve"),
 )
 
-BACKENDS = [REFERENCE, CPU]
-COMPILED = [CPU]  # the ones that promise bit-equality and check their arguments
-PAIRS = [(backend, strategy) for backend in BACKENDS for strategy in backend.strategies]
-EXACT_PAIRS = [(b, s) for b in COMPILED for s in b.strategies if s in ("serial", "hybrid")]
+# --- the CUDA kernels through the executor, which checks every access and raises RuntimeError ---
+
+SIMT_LIBRARY = Path(__file__).resolve().parents[2] / "build" / "lib" / "libspecdec_simt.so"
+_RECURRENCE = ("verify", "verify_deferred", "commit", "prefill")
+_CONVOLUTION = ("conv_verify", "conv_verify_deferred", "conv_commit")
+_WRAPPERS = ("verify", "commit", "conv_verify", "conv_commit", "prefill")
+
+
+@functools.cache
+def simt_library() -> ctypes.CDLL:
+    """The library, loaded, for its settings. Fails the test where it is not built."""
+    if not SIMT_LIBRARY.exists():
+        pytest.fail(f"{SIMT_LIBRARY.name} is not built: run `make test-cpp`, which makes it")
+    torch.ops.load_library(str(SIMT_LIBRARY))
+    return ctypes.CDLL(str(SIMT_LIBRARY))
+
+
+@functools.cache
+def _simt_operators(ops_: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
+    simt_library()
+    return {f"_{op}": operator(op, "specdec_simt") for op in ops_}
+
+
+def _through_simt(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The wrapper `function` over the operators of the executor, with what it does for a GPU."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            of_gpu = {**_simt_operators(_RECURRENCE), "on_gpu": lambda _: True}
+            stack.enter_context(mock.patch.multiple(recurrence, **of_gpu))
+            stack.enter_context(mock.patch.multiple(convolution, **_simt_operators(_CONVOLUTION)))
+            return function(*args, **kwargs)
+
+    return call
+
+
+SIMT = replace(
+    CPU,
+    name="simt",
+    **{name: _through_simt(getattr(ops, name)) for name in _WRAPPERS},
+    precisions=("tf32", "bf16"),
+    share=32,
+    # Where CI runs, nothing is left out: the test then fails and says how to build it.
+    missing=""
+    if SIMT_LIBRARY.exists() or os.environ.get("CI")
+    else f"{SIMT_LIBRARY.name} is not built: run `make test-cpp`",
+)
+
+# --- a GPU ---
+
+
+def _on_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` on a GPU for tensors of the CPU: storages go there whole, and come back."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        moved: dict[int, tuple[Tensor, Tensor]] = {}  # by the storage's address: its bytes here and there
+
+        def there(x: Any) -> Any:
+            if isinstance(x, Tensor) and x.device.type == "cpu":
+                storage = x.untyped_storage()
+                if storage.data_ptr() not in moved:
+                    here = torch.empty(0, dtype=torch.uint8).set_(storage)
+                    moved[storage.data_ptr()] = here, here.cuda()
+                bytes_ = moved[storage.data_ptr()][1].untyped_storage()
+                on_gpu = torch.empty(0, dtype=x.dtype, device="cuda")
+                return on_gpu.set_(bytes_, x.storage_offset(), x.shape, x.stride())
+            return _map(there, x)
+
+        def back(x: Any) -> Any:
+            return x.cpu() if isinstance(x, Tensor) else _map(back, x)
+
+        result = back(function(*there(args), **there(kwargs)))
+        for here, gpu in moved.values():
+            here.copy_(gpu)
+        return result
+
+    return call
+
+
+def _map(function: Callable[[Any], Any], x: Any) -> Any:
+    """`function` of what a container holds."""
+    if isinstance(x, dict):
+        return {key: function(value) for key, value in x.items()}
+    if isinstance(x, tuple):
+        return type(x)(*map(function, x)) if hasattr(x, "_fields") else tuple(map(function, x))
+    return x
+
+
+CUDA = replace(
+    SIMT,
+    name="cuda",
+    **{name: _on_cuda(getattr(ops, name)) for name in _WRAPPERS},
+    checks_values=False,
+    share=1,
+    missing="" if torch.cuda.is_available() else "no GPU",
+)
+
+_ALL = [REFERENCE, CPU, SIMT, *([CUDA] if torch.cuda.is_available() else [])]
+
+
+def _param(backend: Backend, *more: Any) -> Any:
+    marks = [pytest.mark.skip(reason=backend.missing)] if backend.missing else []
+    return pytest.param(backend, *more, id="-".join(map(str, (backend, *more))), marks=marks)
+
+
+BACKENDS = [_param(backend) for backend in _ALL]
+COMPILED = [_param(b) for b in _ALL[1:]]  # the ones that promise bit-equality and check their arguments
+PAIRS = [_param(b, s) for b in _ALL for s in b.strategies]
+EXACT_PAIRS = [_param(b, s) for b in _ALL[1:] for s in b.strategies if s in ("serial", "hybrid")]
+PRECISIONS = [_param(b, p) for b in _ALL for p in b.precisions]

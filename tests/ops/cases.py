@@ -158,7 +158,12 @@ def random_path(rng: torch.Generator, B: int, N: int) -> tuple[Tensor, Tensor]:
 
 
 def tolerance(
-    dtype: torch.dtype, steps: int, width: int, expected: Tensor, state: Tensor | None = None
+    dtype: torch.dtype,
+    steps: int,
+    width: int,
+    expected: Tensor,
+    state: Tensor | None = None,
+    factor_eps: float = 0.0,
 ) -> float:
     """Largest absolute error that float32 arithmetic may leave in `expected`, which has dtype `dtype`.
 
@@ -167,6 +172,9 @@ def tolerance(
     terms that together are no larger than norm times norm. A step does two such sums and a handful of single
     operations, and since no gate and no beta exceeds 1 an error is carried on, not enlarged: so `steps` times
     the roundings of a step, on numbers of the largest size around. Then one rounding to `dtype`.
+
+    Where the factors of products are rounded first, to `factor_eps`, a sum of them errs by another half of it
+    for either factor, and a step has four sums (with the state and with keys, for keys and for queries).
     """
     finite = expected[expected.isfinite()].double().abs()
     size = float(finite.max()) if finite.numel() else 0.0
@@ -174,9 +182,8 @@ def tolerance(
         rows = state.double().nan_to_num(0.0).norm(dim=-1)
         size = max(size, float(rows.max()) if rows.numel() else 0.0)
     roundings = 2 * (width / 4 + 4) + 8
-    return size * (
-        0.5 * EPS[torch.float32] * roundings * (steps + 1) + (EPS[dtype] if dtype != torch.float32 else 0)
-    )
+    a_step = 0.5 * EPS[torch.float32] * roundings + 4 * factor_eps
+    return size * (a_step * (steps + 1) + (EPS[dtype] if dtype != torch.float32 else 0))
 
 
 def bits(t: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ops.backends import BACKENDS, Backend
 from ops.cases import EPS, NAN, assert_close, bits, int32, random_parents, random_path
 from specdec.ops import ConvPending, ConvPrefix, reference
 
-backends = pytest.mark.parametrize("backend", BACKENDS, ids=str)
+backends = pytest.mark.parametrize("backend", BACKENDS)
 BIG = 1 << 30
 
 

@@ -43,7 +43,7 @@ def expected(name: str, tokens: tuple[Tensor | None, ...], state: Tensor) -> tup
     return out, final.mT
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"])
 @pytest.mark.parametrize(("N", "HK", "HV", "DK", "DV"), [(8, 2, 2, 64, 128), (63, 1, 3, 128, 64)])
 def test_gated_delta_rule(backend: Backend, name: str, N: int, HK: int, HV: int, DK: int, DV: int) -> None:

@@ -31,12 +31,12 @@ def test_opcheck_recurrence(gate) -> None:
     rng = torch.Generator().manual_seed(2)
     factors = random_factors(rng, 2, 3, 2, 4, 32, 64, gate)
     head = (*tokens, case.state, case.slots)
-    lengths, tail = int32([4, 2]), (None, True, 0)
+    lengths, tail = int32([4, 2]), (None, True, 0, 0)
     check, checks = torch.library.opcheck, ALL if gate == "head" else QUICK
     check(OPS.verify.default, (*head, None, None, None, None, None, None, *tail), test_utils=checks)
     check(
         OPS.verify.default,
-        (*head, random_parents(rng, 2, 4, 3), lengths, *factors, random_parents(rng, 2, 3), 0.5, False, 1),
+        (*head, random_parents(rng, 2, 4, 3), lengths, *factors, random_parents(rng, 2, 3), 0.5, False, 1, 0),
         test_utils=checks,
     )
     check(OPS.verify_deferred.default, (*head, None, lengths, *factors, None, None, *tail), test_utils=checks)
@@ -48,7 +48,7 @@ def test_opcheck_recurrence(gate) -> None:
     check(OPS.commit.default, (case.state, *factors, None, None, case.slots, 0), test_utils=checks)
     path = (int32([[0, 2], [1, 2]]), int32([0, 2]))
     check(OPS.commit.default, (case.state, *factors, *path, case.slots, 1), test_utils=checks)
-    check(OPS.prefill.default, (*head, lengths, None, None, True), test_utils=checks)
+    check(OPS.prefill.default, (*head, lengths, None, None, True, 0), test_utils=checks)
 
 
 @pytest.mark.parametrize(("dtype", "checks"), [(torch.float32, ALL), (torch.float16, QUICK)], ids=str)

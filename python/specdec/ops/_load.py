@@ -1,4 +1,4 @@
-"""Loads the operator library, once, when `specdec.ops` is imported."""
+"""Loads the operator libraries, once, when `specdec.ops` is imported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_lib" / "libspecdec_cpu.so"
+CUDA_LIBRARY = LIBRARY.with_name("libspecdec_cuda.so")  # needs a torch with CUDA, and may not be built
 
 
 def load() -> None:
@@ -28,6 +29,8 @@ def load() -> None:
     if asked and asked != cpu_isa():  # the library runs the widest set then, which is not what was asked for
         narrower = " or ".join(cpu_isa_builds()[: cpu_isa_builds().index(cpu_isa()) + 1])
         raise ValueError(f"SPECDEC_CPU_ISA: got {asked!r}, want {narrower} on this machine (or unset it)")
+    if torch.version.cuda is not None and CUDA_LIBRARY.exists():
+        torch.ops.load_library(str(CUDA_LIBRARY))  # type: ignore[no-untyped-call]
 
 
 def cpu_isa() -> str:

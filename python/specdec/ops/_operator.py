@@ -21,7 +21,7 @@ load()
 _CHECK = re.compile(r"^[^\n]*?csrc/torch/\w+\.(?:cpp|h):\d+, ", re.DOTALL)
 # The dispatcher's, for a value that the schema has no room for.
 _TYPE = re.compile(
-    r"specdec::(\w+)\(\) Expected a value of type '(.+?)' for argument '(\w+)' "
+    r"specdec\w*::(\w+)\(\) Expected a value of type '(.+?)' for argument '(\w+)' "
     r"but instead found type '(.+?)'"
 )
 _WANTED = {
@@ -40,7 +40,7 @@ def argument_names(op: str) -> list[str]:
     return [_public(op, argument.name) for argument in schema.arguments]
 
 
-def operator(op: str) -> Callable[..., Any]:
+def operator(op: str, namespace: str = "specdec") -> Callable[..., Any]:
     """The operator, with clear errors. The operators are for inference: none has a backward.
 
     Raises (the function that is returned):
@@ -49,7 +49,7 @@ def operator(op: str) -> Callable[..., Any]:
         TypeError: an argument has the wrong type.
     """
     # Bound once: the attribute walk torch.ops.specdec.<op>.default costs more than the checks of a call.
-    raw = getattr(torch.ops.specdec, op).default
+    raw = getattr(getattr(torch.ops, namespace), op).default
     names = argument_names(op)
 
     def call(*arguments: Any) -> Any:

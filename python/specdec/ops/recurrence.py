@@ -19,7 +19,7 @@ from specdec._checks import shown
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
 from specdec.ops._load import cpu_isa
 from specdec.ops._operator import code_of, operator, want_tensor, want_type
-from specdec.ops.strategy import STRATEGIES, resolve, resolve_shapes
+from specdec.ops.strategy import GPU, STRATEGIES, resolve, resolve_shapes
 from specdec.ops.types import Factors, Pending, Prefix
 
 _verify = operator("verify")
@@ -29,6 +29,8 @@ _prefill = operator("prefill")
 
 _STRATEGY_CODES = {"serial": 0, "hybrid": 1, "solve": 2}  # specdec::Strategy
 _ISA = cpu_isa()
+_PRECISION_CODES = {"ieee": 0, "tf32x3": 1, "tf32": 2, "bf16": 3}  # specdec::Precision
+_SOLVE = _STRATEGY_CODES["solve"]
 _COMMIT_MODES = {"exact": 0, "fast": 1}  # specdec::CommitMode
 
 
@@ -48,7 +50,7 @@ def verify(
     scale: float | None = None,
     qk_l2norm: bool = False,
     strategy: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
 ) -> tuple[Tensor, Factors]:
     """Runs a chain or a tree of candidate tokens through the recurrence; the durable state is not touched.
 
@@ -78,7 +80,9 @@ def verify(
         scale: multiplies q; None for DK ** -0.5.
         qk_l2norm: q and k become x * rsqrt(sum x^2 + 1e-6) first.
         strategy: "serial", "hybrid", "solve", "exact" (the faster of the first two) or "auto" (the fastest).
-        precision: "ieee", float32 arithmetic; the only one on a CPU.
+        precision: "ieee", float32 arithmetic, is that of serial and hybrid, and the only one on a CPU. On a
+            GPU, solve multiplies on tensor cores: "tf32x3" (as accurate as float32), "tf32" or "bf16"; with
+            "ieee", "exact" and "auto" do not choose it. "auto" is "ieee", or "tf32x3" where a GPU solves.
 
     Returns:
         `out` [B, N, HV, DV] in v's dtype, and the `Factors` of the new nodes. Rows beyond `lengths` and of
@@ -95,9 +99,13 @@ def verify(
         >>> out, factors = verify(q, k, v, beta=torch.full((1, 4, 2), 0.5), state=state, qk_l2norm=True)
         >>> commit(state, factors, path_lengths=torch.tensor([3], dtype=torch.int32))  # 3 accepted
     """
-    code = _strategy_code(strategy, q, v, tree=parents is not None, prefix=prefix is not None)
-    if precision != "ieee":
-        raise ValueError(f"precision: got {shown(precision)}, want 'ieee' (the only one on a CPU)")
+    gpu = on_gpu(q)
+    exact = prefix is not None or (gpu and precision == "ieee")  # neither goes with solve there
+    code = _strategy_code(strategy, q, v, gpu, tree=parents is not None, exact=exact)
+    if precision == "auto":
+        rounding = 1 if gpu and code == _SOLVE else 0
+    else:
+        rounding = _precision_code(precision, strategy, code, gpu)
     if pending is not None:
         want_type("pending", pending, Pending)
         want_type("pending.factors", pending.factors, Factors)
@@ -108,7 +116,7 @@ def verify(
         (fk, fu, fg), path, path_lengths = pending
         out, fk, fu, fg = _verify_deferred(
             q, k, v, g, beta, state, slots, parents, lengths,
-            fk, fu, fg, path, path_lengths, scale, qk_l2norm, code,
+            fk, fu, fg, path, path_lengths, scale, qk_l2norm, code, rounding,
         )  # fmt: skip
     elif prefix is not None:
         want_type("prefix", prefix, Prefix)
@@ -117,12 +125,12 @@ def verify(
         (fk, fu, fg), prefix_parents = prefix
         out, fk, fu, fg = _verify(
             q, k, v, g, beta, state, slots, parents, lengths,
-            fk, fu, fg, prefix_parents, scale, qk_l2norm, code,
+            fk, fu, fg, prefix_parents, scale, qk_l2norm, code, rounding,
         )  # fmt: skip
     else:
         out, fk, fu, fg = _verify(
             q, k, v, g, beta, state, slots, parents, lengths,
-            None, None, None, None, scale, qk_l2norm, code,
+            None, None, None, None, scale, qk_l2norm, code, rounding,
         )  # fmt: skip
     return out, Factors(fk, fu, None if g is None else fg)
 
@@ -171,6 +179,7 @@ def prefill(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     qk_l2norm: bool = False,
+    precision: str = "auto",
 ) -> Tensor:
     """Runs whole sequences through the recurrence, chunk by chunk, and writes the state.
 
@@ -184,6 +193,7 @@ def prefill(
         slots: int32 [B], distinct; negative rows are padding. None: sequence b uses slot b, S == B.
         lengths: int32 [B], padded form only, clamped to [0, T]; None for all T.
         cu_seqlens: int32 [B + 1], packed form: sequence b is tokens cu_seqlens[b] to cu_seqlens[b + 1].
+        precision: of the matrix products, as that of solve in `verify`.
 
     Returns:
         [B, T, HV, DV] or [1, T, HV, DV] in v's dtype; padding is zero.
@@ -193,18 +203,50 @@ def prefill(
             shares memory with one that is read, or an input requires grad in grad mode. Nothing was written.
         TypeError: an argument has the wrong type. Nothing was written.
     """
-    out: Tensor = _prefill(q, k, v, g, beta, state, slots, lengths, cu_seqlens, scale, qk_l2norm)
+    gpu = on_gpu(q)
+    rounding = int(gpu) if precision == "auto" else _precision_code(precision, "solve", _SOLVE, gpu)
+    out: Tensor = _prefill(q, k, v, g, beta, state, slots, lengths, cu_seqlens, scale, qk_l2norm, rounding)
     return out
 
 
-def _strategy_code(strategy: str, q: Tensor, v: Tensor, *, tree: bool, prefix: bool) -> int:
+def on_gpu(q: Tensor) -> bool:
+    """Do the kernels of a GPU run the call?"""
+    return isinstance(q, Tensor) and q.is_cuda
+
+
+def _precision_code(precision: str, strategy: str, code: int, gpu: bool) -> int:
+    """The operator's number for a precision that the caller chose."""
+    known = _PRECISION_CODES.get(precision) if isinstance(precision, str) else None
+    if not gpu:
+        if known != 0:
+            raise ValueError(
+                f"precision: got {shown(precision)}, want 'ieee' (the only one on a CPU) or 'auto'"
+            )
+        return 0
+    if known is None:
+        raise ValueError(
+            f"precision: got {shown(precision)}, want 'ieee', 'tf32x3', 'tf32', 'bf16' or 'auto'"
+        )
+    if code == _SOLVE and known == 0:
+        raise ValueError("precision: got 'ieee' with tensor cores, want 'tf32x3', 'tf32', 'bf16' or 'auto'")
+    if code != _SOLVE and known != 0:
+        if strategy != "auto":
+            raise ValueError(
+                f"precision: got {shown(precision)} with strategy {shown(strategy)}, want 'ieee' or 'auto'"
+            )
+        return 0  # `auto` would have solved in it
+    return known
+
+
+def _strategy_code(strategy: str, q: Tensor, v: Tensor, gpu: bool, *, tree: bool, exact: bool) -> int:
     """The operator's number for the strategy, which the measured table may have to choose for this call."""
     if strategy not in STRATEGIES:
+        isa = GPU if gpu else _ISA
         if not isinstance(q, Tensor) or not isinstance(v, Tensor) or q.dim() != 4 or v.dim() != 4:
-            strategy = resolve(strategy, _ISA, 0, 0, 0, 0, 0, tree, prefix)  # the operator refuses q or v
+            strategy = resolve(strategy, isa, 0, 0, 0, 0, 0, tree, exact)  # the operator refuses q or v
         elif torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them
             (B, N, _, DK), (_, _, HV, DV) = (map(index, t.shape) for t in (q, v))
-            strategy = resolve(strategy, _ISA, B, N, HV, DK, DV, tree, prefix)
+            strategy = resolve(strategy, isa, B, N, HV, DK, DV, tree, exact)
         else:
-            strategy = resolve_shapes(strategy, _ISA, q.shape, v.shape, tree, prefix)
+            strategy = resolve_shapes(strategy, isa, q.shape, v.shape, tree, exact)
     return _STRATEGY_CODES[strategy]

@@ -32,7 +32,7 @@ def verify(
     scale: float | None = None,
     qk_l2norm: bool = False,
     strategy: str = "auto",
-    precision: str = "ieee",
+    precision: str = "auto",
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Factors]:
     """`specdec.ops.verify`. `strategy` and `precision` are accepted and mean nothing here."""

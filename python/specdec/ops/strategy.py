@@ -31,6 +31,10 @@ from specdec._checks import is_integer, is_number, shown
 from specdec._host import MAX_SERIAL_NODES
 
 STRATEGIES = ("serial", "hybrid", "solve")
+# Where kernels run on a GPU there is no measured table: a rule stands in, see `_choose_gpu`.
+GPU = "gpu"
+GPU_SOLVE_NODES = 16  # from here on `auto` solves
+GPU_ENOUGH_ROWS = 32  # B * HV from which serial walks alone keep a GPU busy
 VERSION = 1
 # A strategy must win by this much to displace an earlier one of STRATEGIES: between equals the exact ones
 # stay.
@@ -120,7 +124,7 @@ def resolve(
     Args:
         strategy: one of these, which is returned as it is; "exact", the faster of serial and hybrid, whose
             bits are those of decoding token by token; or "auto", the fastest of the three.
-        isa: the instruction set that runs, `specdec.ops.cpu_isa()`.
+        isa: the instruction set that runs, `specdec.ops.cpu_isa()`, or `GPU`.
         B, N, HV, DK, DV: as in `specdec.ops.verify`.
         tree: whether `parents` is given.
         prefix: whether a prefix is given, which solve does not take.
@@ -180,12 +184,24 @@ def _choose(isa: str, exact: bool, rows: int, nodes: int, state: int, tree: bool
         return "serial"
     if nodes > MAX_SERIAL_NODES and not exact:
         return "solve"
+    if isa == GPU:
+        return _choose_gpu(exact, rows, nodes, tree)
     tables = _tables()
     known = next((name for name in (isa, *_ISAS) if name in tables), None)
     points = [point for point in tables[known].points if point.tree == tree] if known is not None else []
     if not points:
         return "serial"
     return winner(min(points, key=lambda point: _distance(point, rows, nodes, state)).us, exact)
+
+
+def _choose_gpu(exact: bool, rows: int, nodes: int, tree: bool) -> str:
+    """The rule of a GPU. A serial walk reads the state once and takes a step a node, one after the other;
+    solve reads it once and takes matrix products, which pay from some nodes on. Hybrid walks the chains of a
+    tree side by side at the price of states in memory: for trees whose walks would leave the GPU idle.
+    """
+    if not exact and nodes >= GPU_SOLVE_NODES:
+        return "solve"
+    return "hybrid" if tree and rows < GPU_ENOUGH_ROWS else "serial"
 
 
 def winner(us: Mapping[str, float], exact: bool) -> str:

@@ -1,0 +1,124 @@
+// The CUDA kernels as a backend. Everything goes to torch's current stream; nothing waits for it.
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "../cuda/ops.h"
+#include "backend.h"
+
+namespace specdec::binding {
+
+namespace {
+
+std::string name_of(const Tensor& t) {
+  if (t.is_cpu()) return "cpu";
+  return (t.is_cuda() ? "cuda:" : "device ") + std::to_string(t.get_device_index());
+}
+
+// Makes the device of the operands the current one, as a launch wants it, and finds its stream.
+class Place {
+ public:
+  explicit Place(const Operands& operands)
+      : device_{aoti_torch_device_type_cuda(), operands.pool.tensor->get_device_index()},
+        guard_(device_.index) {
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index, &stream));
+    stream_ = static_cast<cudaStream_t>(stream);
+  }
+
+  const Device& device() const { return device_; }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  Device device_;
+  torch::stable::accelerator::DeviceGuard guard_;
+  cudaStream_t stream_ = nullptr;
+};
+
+Tensor zeros(const Place& place, int64_t count) {
+  Tensor t = new_contiguous(place.device(), {count}, aoti_torch_dtype_int32());
+  STD_TORCH_CHECK(cudaMemsetAsync(t.mutable_data_ptr(), 0, static_cast<size_t>(count) * sizeof(int32_t),
+                                  place.stream()) == cudaSuccess,
+                  "verify: the device refused to clear its workspace");
+  return t;
+}
+
+// Zeroed counters of a stream: a call leaves them zero, so calls that follow each other share them. Calls of
+// a graph that is being captured get their own, cleared within the graph: nobody knows what its replays run
+// beside.
+Tensor counters(const Place& place, int64_t count) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(place.stream(), &capture) != cudaSuccess ||
+      capture != cudaStreamCaptureStatusNone) {
+    return zeros(place, count);
+  }
+  // Never destroyed: when a process ends, torch's allocator may be gone before this.
+  static auto& kept = *new std::map<std::pair<int32_t, cudaStream_t>, Tensor>();
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto key = std::make_pair(place.device().index, place.stream());
+  const auto found = kept.find(key);
+  if (found != kept.end() && found->second.numel() >= count) return found->second;
+  Tensor fresh = zeros(place, count);
+  kept.insert_or_assign(key, fresh);
+  return fresh;
+}
+
+}  // namespace
+
+bool values_on_host() { return false; }
+
+bool on_tensor_cores() { return true; }
+
+Device device_of(const Operands& operands) {
+  STD_TORCH_CHECK(operands.pool.tensor != nullptr, operands.pool.name, ": got None, want a tensor");
+  const Tensor& pool = *operands.pool.tensor;
+  STD_TORCH_CHECK(pool.is_cuda(), operands.pool.name, ": got a tensor on ", name_of(pool), ", want cuda");
+  for (const Named& input : operands.inputs) {
+    if (input.tensor == nullptr) continue;
+    const Tensor& t = *input.tensor;
+    STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == pool.get_device_index(), input.name,
+                    ": got a tensor on ", name_of(t), ", want ", name_of(pool), " as ", operands.pool.name);
+  }
+  return {aoti_torch_device_type_cuda(), pool.get_device_index()};
+}
+
+Status run(const VerifyParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  cuda::VerifyWorkspace workspace = cuda::verify_workspace(p);
+  OptionalTensor states, zeroed;  // freed in the order of the stream
+  if (workspace.states_count > 0) {
+    states = new_contiguous(place.device(), {workspace.states_count}, aoti_torch_dtype_float32());
+    workspace.states = static_cast<float*>(states->mutable_data_ptr());
+  }
+  if (workspace.counters_count > 0) {
+    zeroed = counters(place, workspace.counters_count);
+    workspace.counters = static_cast<int32_t*>(zeroed->mutable_data_ptr());
+  }
+  return cuda::verify(p, workspace, place.stream());
+}
+
+Status run(const CommitParams& p, const Operands& operands) {
+  const Place place(operands);
+  return cuda::commit(p, place.stream());
+}
+
+Status run(const PrefillParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  return cuda::prefill(p, place.stream());
+}
+
+Status run(const ConvVerifyParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  return cuda::conv_verify(p, place.stream());
+}
+
+Status run(const ConvCommitParams& p, const Operands& operands) {
+  const Place place(operands);
+  return cuda::conv_commit(p, place.stream());
+}
+
+}  // namespace specdec::binding

@@ -1,0 +1,94 @@
+// The CUDA kernels through the executor as a backend, for tests: on tensors of the CPU, with every access
+// checked. What the executor finds is raised as a RuntimeError. For one thread at a time.
+#include <stdexcept>
+
+#include "../cuda/ops.h"
+#include "backend.h"
+#include "session.h"
+#include "simt_memory.h"
+
+namespace specdec::binding {
+
+namespace {
+
+struct Settings {
+  uint64_t seed = 0;           // of the next call; every call counts it up
+  bool values_checked = true;  // as on a CPU, whose error messages the tests then find here, too
+};
+Settings settings;
+
+[[noreturn]] void fail(const std::string& text) { throw std::runtime_error("SIMT executor: " + text); }
+
+// launch(session) on a session that knows all memory of the call.
+template <typename F>
+Status execute(const Operands& operands, NamedTensors outputs, std::initializer_list<Scratch> scratch,
+               const F& launch) {
+  simt::Options options;
+  options.seed = settings.seed++;
+  simt::Session session(options);
+  const CallMemory memory(session.memory, operands, outputs, scratch);
+  const Status status = launch(&session);
+  const std::string seed = " (seed " + std::to_string(options.seed) + ")";
+  if (!session.report.clean()) fail(session.report.to_string() + seed);
+  if (status != Status::kOk) return status;
+  const std::string wrong = memory.written_wrongly();
+  if (!wrong.empty()) fail(wrong + seed);
+  return status;
+}
+
+const Named kNothing[] = {{"", OptionalTensor()}};
+
+}  // namespace
+
+bool values_on_host() { return settings.values_checked; }
+
+bool on_tensor_cores() { return true; }
+
+Device device_of(const Operands&) { return {}; }
+
+Status run(const VerifyParams& p, const Operands& operands, NamedTensors outputs) {
+  cuda::VerifyWorkspace workspace = cuda::verify_workspace(p);
+  std::vector<float> states(static_cast<size_t>(workspace.states_count));
+  std::vector<int32_t> counters(static_cast<size_t>(workspace.counters_count));
+  workspace.states = states.data();
+  workspace.counters = counters.data();
+  const Status status =
+      execute(operands, outputs,
+              {{"states", states.data(), states.size() * sizeof(float), simt::Direction::kOutput},
+               {"counters", counters.data(), counters.size() * sizeof(int32_t), simt::Direction::kBoth}},
+              [&](simt::Session* session) { return cuda::verify(p, workspace, session); });
+  for (const int32_t counter : counters) {
+    if (counter != 0) fail("verify left a counter at " + std::to_string(counter) + ", want zeros");
+  }
+  return status;
+}
+
+Status run(const CommitParams& p, const Operands& operands) {
+  return execute(operands, kNothing, {}, [&](simt::Session* session) { return cuda::commit(p, session); });
+}
+
+Status run(const PrefillParams& p, const Operands& operands, NamedTensors outputs) {
+  return execute(operands, outputs, {}, [&](simt::Session* session) { return cuda::prefill(p, session); });
+}
+
+Status run(const ConvVerifyParams& p, const Operands& operands, NamedTensors outputs) {
+  return execute(operands, outputs, {},
+                 [&](simt::Session* session) { return cuda::conv_verify(p, session); });
+}
+
+Status run(const ConvCommitParams& p, const Operands& operands) {
+  return execute(operands, kNothing, {},
+                 [&](simt::Session* session) { return cuda::conv_commit(p, session); });
+}
+
+}  // namespace specdec::binding
+
+// For the tests, through ctypes.
+extern "C" __attribute__((visibility("default"))) void specdec_simt_seed(uint64_t seed) {
+  specdec::binding::settings.seed = seed;
+}
+
+// Off: nothing looks into the tensors, as on a GPU, where kernels clamp or skip what lies out of range.
+extern "C" __attribute__((visibility("default"))) void specdec_simt_check_values(int checked) {
+  specdec::binding::settings.values_checked = checked != 0;
+}
