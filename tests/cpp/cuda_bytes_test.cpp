@@ -265,9 +265,10 @@ TEST_P(LayerBytes, AreNearTheLeast) {
     print("conv_verify", layer, convolution);
     print("verify serial, chain", layer, recurrence);
     print("both", layer, both);
-    // Weights are read again by every block; a block has few sequences until blocks fill the GPU.
+    // Every block reads the weights of its channels, and has one sequence until blocks fill the GPU. 16
+    // sequences of 8 bfloat16 nodes with a block each would be at 1.48.
     EXPECT_LE(convolution.footprint_ratio(), 1.15);
-    EXPECT_LE(convolution.all_ratio(), 1.35);
+    EXPECT_LE(convolution.all_ratio(), 1.5);
     const bool filled = fills_a_gpu(layer);
     expect_near_the_least(recurrence, filled);
     expect_near_the_least(both, filled);
