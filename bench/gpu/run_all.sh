@@ -76,10 +76,12 @@ skip() {
 # The libraries, the tests and the benchmarks, for this card alone. A missing GoogleTest or Google Benchmark leaves its
 # target out; their sources may lie in $WHEELS/googletest and $WHEELS/benchmark.
 build() {
-  local capability generator=() sources=() tests bench
-  if compgen -G "$WHEELS/*.whl" >/dev/null; then
-    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$SITE" "$WHEELS"/*.whl || return
-  fi
+  local capability generator=() sources=() tests bench wheel
+  for wheel in "$WHEELS"/*.whl; do  # one by one: a wheel for another Python must not keep the others out
+    [[ -f $wheel ]] || continue
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$SITE" "$wheel" ||
+      echo "not installed: $wheel"
+  done
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
   have ninja && generator=(-G Ninja)
   [[ -d $WHEELS/googletest ]] && sources+=("-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST=$(realpath "$WHEELS/googletest")")
@@ -112,7 +114,7 @@ sanitize() {  # TOOL OPTION...
   elif [[ -z $DRY && ! -x $GPU_TESTS ]]; then
     skip "$1" optional "specdec_cuda_gpu_tests was not built"
   else
-    part "$1" optional 90 compute-sanitizer --tool "$@" --error-exitcode 9 "$GPU_TESTS" --require-gpu \
+    part "$1" required 90 compute-sanitizer --tool "$@" --error-exitcode 9 "$GPU_TESTS" --require-gpu \
       "--gtest_filter=$CHECKED" "--gtest_output=xml:$OUT/$1.xml"
   fi
 }
