@@ -94,7 +94,9 @@ class SolveChunk : public SolveCoefficients<Traits> {
   SPECDEC_DEVICE void add_earlier(int count, int chunk, Sums& writes, Sums& reads, uint32_t& poison) const {
     clear_tainted(bad.load(chunk));
     bool taint = bad.load(chunk) != 0;
+    SPECDEC_ROLL
     for (int m = 0; m < kBlocks; ++m) taint |= clean(earlier_u, m);
+    SPECDEC_ROLL
     for (int j = 0; j < kRows; j += 16) {
       const FragmentB b = fragment_b(earlier_u, j * kWriteLd + column(), kWriteLd, 1);
       SPECDEC_UNROLL
@@ -171,6 +173,7 @@ class SolveChunk : public SolveCoefficients<Traits> {
     if constexpr (kChannel) {
       // D_j goes into the keys, e^G to the first row of reach_keys, which nobody asks any more.
       barrier();
+      SPECDEC_ROLL
       for (int c = thread(); c < DK; c += kThreads) {
         float decay = 1.0f;
         for (int j = count - 1; j >= 0; --j) {
@@ -248,6 +251,7 @@ class SolveChunk : public SolveCoefficients<Traits> {
     warp_barrier();
     if (lane() < 8) {
       uint64_t mask = tainted.load(column() + lane());
+      SPECDEC_ROLL
       for (int i = m * 16; i < m * 16 + 16; ++i) {
         if (is_finite(x.load(i * kWriteLd + column() + lane()))) continue;
         mask |= uint64_t{1} << i;

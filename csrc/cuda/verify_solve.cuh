@@ -100,18 +100,22 @@ class VerifySolve {
       if (n_ > 0 && new_head) {
         barrier();
         stage_head();
-        // Queries that walks have turned are staged again.
-        if (one_chunk) prepare(0, first_unit || Traits::kChannel, first_unit);
       }
-      begin_state();
-      state_.finish(state_at(unit));
-      if (pending_ > 0) fold_pending(new_head, first_unit, state_at(unit));
-      barrier();
       const int64_t next = unit + 1 < end ? state_at(unit + 1) : -1;
-      for (int first = 0; first < n_; first += kRows) {
-        if (!one_chunk) prepare(first, true, first_unit);
-        solve(first, first + kRows < n_ ? -1 : next);
-      }
+      int first = 0;
+      do {
+        // One chunk serves all tiles of a head; queries that walks have turned are staged again.
+        if (n_ > 0 && (new_head || !one_chunk))
+          prepare(first, first_unit || Traits::kChannel || !one_chunk, first_unit);
+        if (first == 0) {
+          begin_state();
+          state_.finish(state_at(unit));
+          if (pending_ > 0) fold_pending(new_head, first_unit, state_at(unit));
+          barrier();
+        }
+        if (n_ > 0) solve(first, first + kRows < n_ ? -1 : next);
+        first += kRows;
+      } while (first < n_);
       if (n_ == 0) wanted_ = next;
     }
   }
