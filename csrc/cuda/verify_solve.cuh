@@ -276,15 +276,7 @@ class VerifySolve {
     const int count = n_ - first < kRows ? n_ - first : kRows;
     Sums values, writes = {}, answers = {};
     uint32_t poison = 0;
-    SPECDEC_UNROLL
-    for (int m = 0; m < kBlocks; ++m) {
-      SPECDEC_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        const int i = m * 16 + sum_row(r);
-        const int64_t c = tile_ * kStateRows + Chunk::column() + sum_column(r);
-        values.x[m][r] = i < count ? v_.load(at_token(p_.v_stride, b_, first + i, hv_) + c) : 0.0f;
-      }
-    }
+    Chunk::load_values(v_, p_.v_stride, b_, first, hv_, tile_ * kStateRows, count, values);
     for (int other = first - kRows; other >= 0; other -= kRows)
       add_earlier(first, other, writes, answers, poison);
     Sums from_keys, from_queries;
