@@ -69,8 +69,8 @@ bench: build
 
 # Needs nvcc and no GPU. CUTLASS and NVIDIA's disassemblers come from their pip packages where they are missing.
 kernel-report: $(BIN)/python
-	$(BIN)/python -m pip install -q "cmake>=3.20" ninja nvidia-cutlass nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
-	$(BIN)/python tools/kernel_report.py $(if $(JSON),--json "$(JSON)")
+	$(BIN)/python -m pip install -q "cmake>=3.20" ninja nvidia-cutlass==4.2.0.0 nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+	$(BIN)/python tools/kernel_report.py $(if $(JSON),--json "$(JSON)") $(if $(ARCHS),--archs "$(ARCHS)")
 
 clean:
 	rm -rf build $(VENV) python/specdec/_lib

@@ -2,7 +2,8 @@
 
     python bench/ops.py --json ops.json
 
-The first table is at H = 8 heads, DK = DV = 256, a float32 state and batch 1. States rotate over 24 layers
+The first table is at H = 8 heads, DK = DV = 256 (its last row at the sizes of a small model), a float32 state
+and batch 1. States rotate over 24 layers
 (48 MiB in all), as they do in a model, so that no state waits in a cache for the next call. Alternatives are
 timed in turn within one run and the figures are medians; a ratio is the other's time over ours. GB/s counts
 the bytes that the op cannot avoid: the state once for each read and write, inputs, outputs and factors.
@@ -254,6 +255,61 @@ def headline_rows(seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
+def layer_row(seconds: float) -> dict[str, Any]:
+    """verify_layer against the operators that it stands for, at the sizes of a small model's layer."""
+    HK, HV, D, N = 2, 4, 64, DRAFT
+    keys, C = HK * D, 2 * HK * D + HV * D
+    rng = torch.Generator().manual_seed(0)
+    wide = torch.randn(1, N, C + 2 * HV, generator=rng)  # one projection, as in a model
+    mixed, a, b = wide[..., :C], wide[..., C : C + HV], wide[..., C + HV :]
+    conv_weight = torch.randn(C, 4, generator=rng)
+    A_log, dt_bias = torch.randn(2, HV, generator=rng)
+    states = [torch.randn(1, HV, D, D, generator=rng) for _ in range(LAYERS)]
+    windows = [torch.randn(1, 3, C, generator=rng) for _ in range(LAYERS)]
+    turn = 0
+
+    def fused(layer: int) -> tuple[Tensor, Factors]:
+        return ops.verify_layer(
+            mixed,
+            a,
+            b,
+            conv_weight=conv_weight,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            conv_state=windows[layer],
+            state=states[layer],
+        )
+
+    def parts(layer: int) -> tuple[Tensor, Factors]:
+        y = ops.conv_verify(mixed, conv_weight, conv_state=windows[layer])
+        q, k = y[..., :keys].view(1, N, HK, D), y[..., keys : 2 * keys].view(1, N, HK, D)
+        v = y[..., 2 * keys :].view(1, N, HV, D)
+        g, beta = ops.gated_delta_gates(a, b, A_log, dt_bias)
+        return ops.verify(q, k, v, g, beta, state=states[layer], qk_l2norm=True, strategy="exact")
+
+    def in_turn(function: Callable[[int], object]) -> Callable[[], object]:
+        def run() -> object:
+            nonlocal turn
+            turn = (turn + 1) % LAYERS
+            return function(turn)
+
+        return run
+
+    out, factors = fused(0)
+    want, _ = parts(0)
+    if not torch.equal(out, want):
+        raise SystemExit("verify_layer: not bit-equal to its parts, nothing is timed")
+    us = interleaved({"fused": in_turn(fused), "parts": in_turn(parts)}, seconds)
+    moved = bytes_of(states[0], windows[0], wide, conv_weight, out, *factors)
+    return {
+        "name": "layer_vs_parts",
+        "shape": f"B=1 N={N} HK={HK} HV={HV} D={D}",
+        "us": us["fused"],
+        "gb_per_s": moved / us["fused"] / 1e3,
+        "ratio": us["parts"] / us["fused"],
+    }
+
+
 def binary_tree(N: int) -> list[int]:
     """Parents of a complete binary tree in breadth-first order."""
     return [(i - 1) // 2 if i else -1 for i in range(N)]
@@ -334,7 +390,7 @@ def main(
     console = Console()
     about = machine()
     console.print(" · ".join(f"{key} {value}" for key, value in about.items()))
-    rows = headline_rows(1.0 if quick else 20.0)
+    rows = [*headline_rows(1.0 if quick else 20.0), layer_row(1.0 if quick else 3.0)]
     print_headlines(console, rows)
     if strategies:
         batches, counts = ([1, 4], [1, 8]) if quick else ([1, 4, 16], [1, 2, 4, 8, 16, 32, 64])

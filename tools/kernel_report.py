@@ -1,8 +1,10 @@
 """The static report on the CUDA kernels: what the compiler made of them, and what the executor counted.
 
-`make kernel-report [JSON=OUT]` compiles every kernel of csrc/cuda for each architecture, runs standard shapes
+`make kernel-report [JSON=OUT]` builds the kernels of csrc/cuda for each architecture, runs standard shapes
 through the SIMT executor and prints a row per kernel instance and architecture. No GPU is needed: the times
 of the last table are predictions from counted bytes and operations and the vendors' peaks, not measurements.
+
+Objects that have not changed since the last report are neither compiled nor read again.
 
 It fails where an instance uses local memory (a spill), or where a kernel of the masked solve has no
 tensor-core instruction.
@@ -14,14 +16,14 @@ import argparse
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compiled_kernels import Kernel, ToolError, faults, find_tool, read_object, run
 from gpus import ARCHITECTURES, GPUS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,19 +32,10 @@ MMA_FLOPS = {"mma_tf32": 2 * 16 * 8 * 8, "mma_bf16": 2 * 16 * 8 * 16}
 
 
 @dataclass
-class Row:
-    """One kernel instance on one architecture; None: no standard shape runs this instance."""
+class Row(Kernel):
+    """One kernel instance on one architecture, dynamic shared memory included. None: no shape runs it."""
 
-    kernel: str
-    arch: str
-    registers: int = 0
-    shared_bytes: int = 0  # of a block: static, and dynamic as the standard shapes ask for it
-    spill_bytes: int = 0  # local memory of a thread, spills and arrays
-    threads: int = 0
-    occupancy: float = 0.0
-    hmma: int = 0  # instructions of the tensor cores
-    wide_loads: int = 0  # global accesses of 16 bytes
-    local_accesses: int = 0
+    occupancy: float | None = None
     bytes_over_least: float | None = None  # of all launches of the op
     sectors_per_request: float | None = None
     bank_conflicts: int | None = None  # passes of the worst request to shared memory: 1 is none
@@ -54,6 +47,7 @@ class Shape:
 
     op: str
     shape: str
+    listed: bool  # among the tables; else there to run an instance
     least_bytes: int
     flops: float
     kernels: list[dict[str, Any]] = field(default_factory=list)
@@ -73,43 +67,31 @@ class Shape:
         return float(sum(k[unit] for k in self.kernels) * MMA_FLOPS[unit])
 
 
-def run(*command: str | Path) -> str:
-    """Standard output of a command; its last lines of errors and exit where it fails."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        sys.exit(f"{tail}\nkernel-report: {command[0]} failed")
-    return done.stdout
-
-
-def find_tool(name: str) -> str:
-    """Path of cuobjdump or nvdisasm: from PATH, beside nvcc, or of their pip packages."""
-    places = [Path(p) for p in sys.path] + [Path("/usr/local/cuda/bin")]
-    found = shutil.which(name)
-    candidates = [Path(found)] if found else []
-    for place in places:
-        candidates += [place / name, *sorted(place.glob(f"nvidia/cu*/bin/{name}"))]
-        candidates += sorted(place.glob(f"nvidia/cuda_{name}/bin/{name}"))
-    for candidate in candidates:
-        if candidate.is_file():
-            return str(candidate)
-    sys.exit(f"kernel-report: {name} was not found; pip install nvidia-cuda-{name}")
-
-
-def architectures(nvcc: str) -> list[str]:
-    """The architectures of the report that this compiler knows."""
-    known = run(nvcc, "--list-gpu-arch").split()
-    return [arch for arch in ARCHITECTURES if arch.replace("sm_", "compute_") in known]
-
-
-def build(directory: Path, archs: list[str], jobs: int) -> tuple[Path, Path]:
-    """Compiles the kernels for GPUs, and the program of the standard shapes with those for the executor."""
-    real = ";".join(f"{arch[3:]}-real" for arch in archs)
-    options = [f"-DCMAKE_CUDA_ARCHITECTURES={real}", f"-DPython_EXECUTABLE={sys.executable}"]
-    run("cmake", "-S", ROOT, "-B", directory, "-DSPECDEC_TORCH=OFF", *options)
+def build(directory: Path, archs: str | None, jobs: int) -> tuple[list[Path], Path]:
+    """Compiles the kernels: objects for GPUs, and the program that runs the standard shapes."""
+    options = ["-DSPECDEC_TORCH=OFF", f"-DPython_EXECUTABLE={sys.executable}"]
+    if archs:
+        options.append("-DCMAKE_CUDA_ARCHITECTURES=" + ";".join(f"{arch}-real" for arch in archs.split(",")))
+    run("cmake", "-S", ROOT, "-B", directory, *options)
     targets = ["specdec_kernels_cuda", "specdec_kernel_shapes"]
     run("cmake", "--build", directory, "--parallel", str(jobs), "--target", *targets)
-    return next(directory.rglob("libspecdec_kernels_cuda.a")), next(directory.rglob("specdec_kernel_shapes"))
+    objects = (directory / "csrc/cuda/CMakeFiles/specdec_kernels_cuda.dir").glob("*.cu.o")
+    sources = {path.name for path in (ROOT / "csrc/cuda").glob("*.cu")}
+    current = sorted(path for path in objects if path.name.removesuffix(".o") in sources)
+    return current, directory / "csrc/cuda/specdec_kernel_shapes"
+
+
+def compiled(objects: list[Path], memory: Path, jobs: int) -> list[Kernel]:
+    """The kernels of the objects; `memory` is a file that remembers those of objects read before."""
+    known = json.loads(memory.read_text()) if memory.exists() else {}
+    marks = {path.name: [path.stat().st_mtime_ns, path.stat().st_size] for path in objects}
+    fresh = [path for path in objects if known.get(path.name, {}).get("mark") != marks[path.name]]
+    with ThreadPoolExecutor(jobs) as pool:
+        for path, kernels in zip(fresh, pool.map(read_object, fresh), strict=True):
+            known[path.name] = {"mark": marks[path.name], "kernels": [asdict(kernel) for kernel in kernels]}
+    known = {name: known[name] for name in marks}
+    memory.write_text(json.dumps(known))
+    return [Kernel(**kernel) for entry in known.values() for kernel in entry["kernels"]]
 
 
 def enumerators() -> dict[str, str]:
@@ -135,46 +117,18 @@ def canonical(name: str, enums: dict[str, str]) -> str:
     return re.sub(r"\s*>", ">", name)
 
 
-def functions(text: str, heading: str) -> Iterator[tuple[str, str, str]]:
-    """(architecture, mangled name, text of the function) of a dump of cuobjdump."""
-    for part in re.split(r"(?m)^\s*arch = ", text)[1:]:
-        arch, body = part.split("\n", 1)
-        pieces = re.split(heading, body)
-        for name, content in zip(pieces[1::2], pieces[2::2], strict=True):
-            yield arch.strip(), name, content
-
-
-def compiled(library: Path, archs: list[str]) -> list[Row]:
-    """A row per kernel and architecture, as the compiler left them."""
-    cuobjdump = find_tool("cuobjdump")
-    os.environ["PATH"] = os.pathsep.join([str(Path(find_tool("nvdisasm")).parent), os.environ["PATH"]])
-    rows: dict[tuple[str, str], Row] = {}
-    usage = run(cuobjdump, "-res-usage", library)
-    for arch, name, text in functions(usage, r"(?m)^\s*Function (\S+):$"):
-        used = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text)}
-        # The runtime keeps some KiB of shared memory from sm_90 on; it is in SHARED and not the kernel's.
-        shared = max(0, used["SHARED"] - (1024 if arch not in ("sm_80",) else 0))
-        rows[arch, name] = Row(name, arch, used["REG"], shared, used["STACK"] + used["LOCAL"])
-    for arch in archs:
-        elf = run(cuobjdump, "-elf", "-arch", arch, library)
-        for name, text in re.findall(r"(?ms)^\.nv\.info\.(\S+)\n(.*?)(?=^\.\S)", elf):
-            threads = re.search(r"EIATTR_MAX_THREADS\s+Format:\s+\S+\s+Value:\s+(\S+)", text)
-            if threads and (arch, name) in rows:
-                rows[arch, name].threads = int(threads.group(1), 16)
-        sass = run(cuobjdump, "-sass", "-arch", arch, library)
-        pieces = re.split(r"(?m)^\s*Function : (\S+)$", sass)
-        for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
-            row = rows[arch, name]
-            row.hmma = len(re.findall(r"\bHMMA\.", text))
-            row.wide_loads = len(re.findall(r"\b(?:LDG|STG|LDGSTS)\.\S*\b128\b", text))
-            row.local_accesses = len(re.findall(r"\b(?:LDL|STL)\b", text))
-    names = [name for _, name in rows]
-    plain = run("c++filt", *dict.fromkeys(names)).splitlines()
-    words = dict(zip(dict.fromkeys(names), plain, strict=True))
+def plain_names(kernels: list[Kernel]) -> list[Row]:
+    """Rows with names in plain words, in their order and that of the architectures."""
+    if not kernels:
+        return []
+    names = list(dict.fromkeys(kernel.kernel for kernel in kernels))
     enums = enumerators()
-    for (_, name), row in rows.items():
-        row.kernel = canonical(words[name], enums)
-    return sorted(rows.values(), key=lambda row: (row.kernel, archs.index(row.arch)))
+    words = {
+        name: canonical(line, enums)
+        for name, line in zip(names, run("c++filt", *names).splitlines(), strict=True)
+    }
+    rows = [Row(**{**asdict(kernel), "kernel": words[kernel.kernel]}) for kernel in kernels]
+    return sorted(rows, key=lambda row: (row.kernel, int(row.arch.removeprefix("sm_"))))
 
 
 def executed(program: Path) -> list[Shape]:
@@ -189,29 +143,21 @@ def executed(program: Path) -> list[Shape]:
 def join(rows: list[Row], shapes: list[Shape]) -> None:
     """Adds what was counted, the worst of the shapes that ran an instance, and the occupancy."""
     for row in rows:
-        dynamic = 0
+        dynamic = None
         for shape in shapes:
             for kernel in shape.kernels:
                 if kernel["kernel"] != row.kernel:
                     continue
-                dynamic = max(dynamic, kernel["shared_bytes"])
-                row.bytes_over_least = max(row.bytes_over_least or 0.0, round(shape.over_least, 3))
+                dynamic = max(dynamic or 0, kernel["shared_bytes"])
+                if shape.listed:
+                    row.bytes_over_least = max(row.bytes_over_least or 0.0, round(shape.over_least, 3))
                 row.sectors_per_request = max(row.sectors_per_request or 0.0, kernel["sectors_per_request"])
                 row.bank_conflicts = max(row.bank_conflicts or 0, kernel["bank_conflicts"])
+        if dynamic is None:
+            continue
         row.shared_bytes += dynamic
         arch = ARCHITECTURES[row.arch]
         row.occupancy = round(arch.occupancy(row.threads, row.registers, row.shared_bytes), 3)
-
-
-def faults(rows: list[Row]) -> list[str]:
-    """What no shipped instance may do."""
-    found = []
-    for row in rows:
-        if row.spill_bytes or row.local_accesses:
-            found.append(f"{row.kernel} on {row.arch} uses local memory ({row.spill_bytes} bytes)")
-        if row.kernel.startswith(("VerifySolve", "Prefill")) and row.hmma == 0:
-            found.append(f"{row.kernel} on {row.arch} has no tensor-core instruction")
-    return found
 
 
 def table(heading: str, lines: list[list[str]]) -> None:
@@ -244,12 +190,14 @@ def show(rows: list[Row], shapes: list[Shape]) -> None:
         numbers = (r.registers, r.shared_bytes, r.spill_bytes)
         facts = (r.hmma, r.wide_loads, r.local_accesses)
         traffic = (r.bytes_over_least, r.sectors_per_request, r.bank_conflicts)
-        cells = [*map(str, numbers), f"{r.occupancy:.0%}", *map(str, facts), *map(counted, traffic)]
+        occupancy = "-" if r.occupancy is None else f"{r.occupancy:.0%}"
+        cells = [*map(str, numbers), occupancy, *map(str, facts), *map(counted, traffic)]
         lines.append([r.kernel, r.arch, *cells])
-    resources, sass = "regs|shared|spill|occupancy", "HMMA|128-bit|local"
+    resources, sass = "regs|shared|spill|occupancy", "HMMA|128-bit loads|local"
     table(f"kernel|arch|{resources}|{sass}|bytes/least|sectors/req|conflicts", lines)
 
     print("Standard shapes: bytes counted over all launches of an op, and the least possible")
+    shapes = [shape for shape in shapes if shape.listed]
     lines = []
     for s in shapes:
         cells = [f"{s.moved}", f"{s.least_bytes}", f"{s.over_least:.3f}", f"{len(s.kernels)}"]
@@ -268,23 +216,47 @@ def show(rows: list[Row], shapes: list[Shape]) -> None:
     table("op|shape|" + "|".join(gpu.name for gpu in GPUS), lines)
 
 
+def summary(rows: list[Row]) -> None:
+    """Prints a line per kernel and architecture: how many instances, their registers and occupancy."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.kernel.split("<")[0], row.arch), []).append(row)
+    lines = []
+    for (kernel, arch), group in groups.items():
+        registers = [row.registers for row in group]
+        occupancies = [row.occupancy for row in group if row.occupancy is not None]
+        spread = f"{min(occupancies):.0%} to {max(occupancies):.0%}" if occupancies else "-"
+        spills = str(sum(row.spill_bytes > 0 for row in group))
+        lines.append([kernel, arch, str(len(group)), f"{min(registers)} to {max(registers)}", spread, spills])
+    print("Summary")
+    table("kernel|arch|instances|registers|occupancy|with spills", lines)
+
+
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="also write the rows there")
-    parser.add_argument("--build", type=Path, default=ROOT / "build/report", help="directory of the build")
+    # The directory of the C++ tests: they have compiled the executor's kernels.
+    parser.add_argument("--build", type=Path, default=ROOT / "build/tests", help="directory of the build")
+    parser.add_argument("--archs", help="numbers of architectures with commas (80,90,100,120)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    nvcc = find_tool("nvcc")
-    archs = architectures(nvcc)
-    library, program = build(options.build, archs, options.jobs)
-    rows = compiled(library, archs)
-    shapes = executed(program)
+    try:
+        for tool in ("nvcc", "cuobjdump", "nvdisasm"):
+            find_tool(tool)
+        objects, program = build(options.build, options.archs, options.jobs)
+        rows = plain_names(compiled(objects, options.build / "compiled_kernels.json", options.jobs))
+        shapes = executed(program)
+    except ToolError as error:
+        sys.exit(f"kernel-report: {error}")
     join(rows, shapes)
     show(rows, shapes)
+    summary(rows)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    found = faults(rows)
+    found = [fault for row in rows for fault in faults(row, row.kernel)]
+    if not rows:
+        found.append("no kernel was compiled")
     for fault in found:
         print(f"fault: {fault}", file=sys.stderr)
     return 1 if found else 0

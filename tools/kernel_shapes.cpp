@@ -1,13 +1,15 @@
 // Runs standard shapes of every op of the CUDA backend through the executor and prints, as JSON, what each
 // kernel moved: bytes counted and least possible, sectors a request, bank conflicts, arithmetic.
-// tools/kernel_report.py reads it. The shapes are those of a Gated DeltaNet layer with heads of 128, few
-// enough heads to run in seconds: counts scale with sequences and heads.
+// tools/kernel_report.py reads it. The listed shapes are those of a Gated DeltaNet layer with heads of 128,
+// few enough heads to run in seconds: counts scale with sequences and heads. Others, not listed, are small
+// and there to run every instance.
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops.h"
@@ -16,13 +18,11 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int64_t kHeadDim = 128;
-
 // One op on one shape: its buffers, and of each the bytes that have to be read and written at least.
 class Run {
  public:
-  Run(std::string op, std::string shape, double flops)
-      : op_(std::move(op)), shape_(std::move(shape)), flops_(flops) {}
+  Run(std::string op, std::string shape, double flops, bool listed = true)
+      : op_(std::move(op)), shape_(std::move(shape)), flops_(flops), listed_(listed) {}
 
   // A buffer of random numbers in [-1, 1] that is read once.
   float* input(const char* name, int64_t count) {
@@ -54,6 +54,12 @@ class Run {
     add("state", data, count, simt::Direction::kBoth, 1, written ? 1 : 0);
     return data;
   }
+  void* state(int64_t count, bool written, DType dtype) {
+    if (dtype == DType::kFloat32) return state(count, written);
+    uint16_t* data = reinterpret_cast<uint16_t*>(raw(count * 2));  // zeros
+    add("state", data, count, simt::Direction::kBoth, 1, written ? 1 : 0);
+    return data;
+  }
   // Not among what has to be moved.
   Workspace workspace(int64_t bytes) {
     Workspace space{raw(bytes), bytes};
@@ -77,8 +83,10 @@ class Run {
     }
     static bool first = true;
     std::printf(
-        "%s\n {\"op\": \"%s\", \"shape\": \"%s\", \"least_bytes\": %lld, \"flops\": %.0f, \"kernels\": [",
-        first ? "" : ",", op_.c_str(), shape_.c_str(), static_cast<long long>(least_), flops_);
+        "%s\n {\"op\": \"%s\", \"shape\": \"%s\", \"listed\": %s, \"least_bytes\": %lld, \"flops\": %.0f, "
+        "\"kernels\": [",
+        first ? "" : ",", op_.c_str(), shape_.c_str(), listed_ ? "true" : "false",
+        static_cast<long long>(least_), flops_);
     first = false;
     bool first_kernel = true;
     for (const simt::KernelCounts& k : session_.report.kernels) {
@@ -114,6 +122,7 @@ class Run {
 
   std::string op_, shape_;
   double flops_;
+  bool listed_;
   int64_t least_ = 0;
   std::mt19937 random_{1};
   std::vector<std::unique_ptr<double[]>> storage_;
@@ -130,55 +139,79 @@ std::string describe(int64_t B, int64_t N, const char* more) {
   return "B " + std::to_string(B) + " N " + std::to_string(N) + more;
 }
 
-FactorsView factors(Run& run, int64_t B, int64_t nodes, int64_t HK, int64_t HV) {
-  float* k = run.input("factors.k", B * nodes * HK * kHeadDim);
-  for (int64_t i = 0; i < B * nodes * HK * kHeadDim; ++i) k[i] *= 0.1f;
-  const float* u = run.input("factors.u", B * nodes * HV * kHeadDim);
-  float* g = run.input("factors.g", B * nodes * HV);
-  for (int64_t i = 0; i < B * nodes * HV; ++i) g[i] = g[i] * 0.1f - 0.1f;
-  return {k, u, g, nodes};
+// A layer and how it is run.
+struct Layer {
+  int64_t B, HK, HV;
+  int64_t DK = 128, DV = 128;
+  Gate gate = Gate::kHead;
+  DType state = DType::kFloat32;
+  bool listed = true;
+
+  Recurrence recurrence() const { return {gate, Update::kDelta, HK, HV, DK, DV}; }
+  int64_t gates() const { return gate == Gate::kChannel ? DK : 1; }  // of a head
+  int64_t states() const { return B * HV * DV * DK; }
+  // S k, S q, and the update: a multiply-add each, and the decay.
+  double step_flops() const { return 8.0 * static_cast<double>(states()); }
+  std::string describe(int64_t N, const std::string& more) const {
+    return "B " + std::to_string(B) + " N " + std::to_string(N) + more + " HV " + std::to_string(HV);
+  }
+};
+// Few heads: a block takes the usual tile of value rows, and tokens are read once a tile. Many: the tallest.
+constexpr Layer kFew = {1, 1, 2}, kMany = {4, 16, 32};
+constexpr int64_t kPending = 4;
+
+float* log_decays(Run& run, const char* name, int64_t count) {
+  float* g = run.input(name, count);
+  for (int64_t i = 0; i < count; ++i) g[i] = g[i] * 0.1f - 0.1f;
+  return g;
 }
 
-// Few heads: a block takes the smallest tile of value rows, and tokens are read once a tile. Many: the
-// tallest.
-struct Heads {
-  int64_t B, HK, HV;
-};
-constexpr Heads kFew = {1, 1, 2}, kMany = {4, 16, 32};
+FactorsView factors(Run& run, const Layer& layer, int64_t nodes) {
+  const int64_t tokens = layer.B * nodes, keys = tokens * layer.HK * layer.DK;
+  float* k = run.input("factors.k", keys);
+  for (int64_t i = 0; i < keys; ++i) k[i] *= 0.1f;
+  const float* u = run.input("factors.u", tokens * layer.HV * layer.DV);
+  return {k, u, log_decays(run, "factors.g", tokens * layer.HV * layer.gates()), nodes};
+}
 
-void run_verify(Strategy strategy, const char* op, const Heads& heads, int64_t N, bool tree, bool pending) {
-  constexpr int64_t D = kHeadDim, kPending = 4;
-  const int64_t B = heads.B, HK = heads.HK, HV = heads.HV;
-  const double step =
-      8.0 * D * D *
-      static_cast<double>(HV * B);  // S k, S q, and the update: a multiply-add each, and the decay
-  Run run(
-      op,
-      describe(B, N, tree ? " tree" : " chain") + (pending ? " pending 4" : "") + " HV " + std::to_string(HV),
-      step * static_cast<double>(N) + (pending ? 3.0 / 8.0 * step * kPending : 0.0));
-  VerifyParams p;
-  p.rec = {Gate::kHead, Update::kDelta, HK, HV, D, D};
-  p.B = B, p.N = N;
-  p.q = run.input("q", B * N * HK * D), p.k = run.input("k", B * N * HK * D),
-  p.v = run.input("v", B * N * HV * D);
-  float* g = run.input("g", B * N * HV);
-  for (int64_t i = 0; i < B * N * HV; ++i) g[i] = g[i] * 0.1f - 0.1f;
-  p.g = g, p.beta = run.input("beta", B * N * HV);
-  p.q_stride = p.k_stride = {N * HK * D, HK * D, D}, p.v_stride = {N * HV * D, HV * D, D};
-  p.g_stride = p.beta_stride = {N * HV, HV, 1};
+// The tokens of a call, float32 and contiguous.
+template <typename Params>
+void add_tokens(Run& run, Params& p, const Layer& layer, int64_t N) {
+  const int64_t B = p.B = layer.B, HK = layer.HK, HV = layer.HV, DK = layer.DK, DV = layer.DV;
+  const int64_t gates = layer.gates();
+  p.rec = layer.recurrence();
+  p.q = run.input("q", B * N * HK * DK), p.k = run.input("k", B * N * HK * DK);
+  p.v = run.input("v", B * N * HV * DV);
+  p.g = log_decays(run, "g", B * N * HV * gates), p.beta = run.input("beta", B * N * HV);
+  p.q_stride = p.k_stride = {N * HK * DK, HK * DK, DK}, p.v_stride = {N * HV * DV, HV * DV, DV};
+  p.g_stride = {N * HV * gates, HV * gates, gates}, p.beta_stride = {N * HV, HV, 1};
   p.scale = 0.088f, p.qk_l2norm = true;
-  p.state = {run.state(B * HV * D * D, pending), DType::kFloat32, B, HV * D * D};
+}
+
+void run_verify(Strategy strategy, Precision precision, const char* op, const Layer& layer, int64_t N,
+                bool tree, bool pending) {
+  const double step = layer.step_flops();
+  Run run(op, layer.describe(N, std::string(tree ? " tree" : " chain") + (pending ? " pending 4" : "")),
+          step * static_cast<double>(N) + (pending ? 3.0 / 8.0 * step * kPending : 0.0), layer.listed);
+  VerifyParams p;
+  add_tokens(run, p, layer, N);
+  const int64_t tokens = p.B * N;
+  p.N = N;
+  p.state = {run.state(layer.states(), pending, layer.state), layer.state, p.B,
+             layer.HV * layer.DV * layer.DK};
   if (tree)
     p.parents =
-        run.indices("parents", rows(B, [](int64_t n) { return static_cast<int32_t>((n + 1) / 2 - 1); }, N));
+        run.indices("parents", rows(p.B, [](int64_t n) { return static_cast<int32_t>((n + 1) / 2 - 1); }, N));
   if (pending) {
     p.has_pending = true;
-    p.pending = factors(run, B, kPending, HK, HV);
+    p.pending = factors(run, layer, kPending);
     p.pending_path = {nullptr, nullptr, kPending};
   }
-  p.out = run.output<float>("out", B * N * HV * D), p.k_out = run.output<float>("k_out", B * N * HK * D);
-  p.u_out = run.output<float>("u_out", B * N * HV * D), p.g_out = run.output<float>("g_out", B * N * HV);
-  p.strategy = strategy;
+  p.out = run.output<float>("out", tokens * layer.HV * layer.DV);
+  p.k_out = run.output<float>("k_out", tokens * layer.HK * layer.DK);
+  p.u_out = run.output<float>("u_out", tokens * layer.HV * layer.DV);
+  p.g_out = run.output<float>("g_out", tokens * layer.HV * layer.gates());
+  p.strategy = strategy, p.precision = precision;
   VerifyWorkspace space = verify_workspace(p);
   std::vector<int32_t> counters(space.counters_count, 0);
   space.counters = counters.data();
@@ -188,16 +221,54 @@ void run_verify(Strategy strategy, const char* op, const Heads& heads, int64_t N
   run.finish([&](Stream stream) { return verify(p, space, stream); });
 }
 
-void run_commit(CommitMode mode, const char* op) {
-  constexpr int64_t B = 1, P = 4, HK = 1, HV = 2, D = kHeadDim;
-  Run run(op, describe(B, P, ""), 3.0 * D * D * HV * B * P);
+void run_prefill(Precision precision, const char* op, const Layer& layer, int64_t T) {
+  Run run(op, layer.describe(T, ""), layer.step_flops() * static_cast<double>(T), layer.listed);
+  PrefillParams p;
+  add_tokens(run, p, layer, T);
+  p.T = T;
+  p.state = {run.state(layer.states(), true, layer.state), layer.state, p.B, layer.HV * layer.DV * layer.DK};
+  p.out = run.output<float>("out", p.B * T * layer.HV * layer.DV);
+  p.precision = precision;
+  run.finish([&](Stream stream) { return prefill(p, stream); });
+}
+
+void run_commit(CommitMode mode, const char* op, const Layer& layer) {
+  Run run(op, layer.describe(kPending, ""), 3.0 / 8.0 * layer.step_flops() * kPending, layer.listed);
   CommitParams p;
-  p.rec = {Gate::kHead, Update::kDelta, HK, HV, D, D};
-  p.B = B, p.mode = mode;
-  p.factors = factors(run, B, P, HK, HV);
-  p.path = {nullptr, nullptr, P};
-  p.state = {run.state(B * HV * D * D, true), DType::kFloat32, B, HV * D * D};
+  p.rec = layer.recurrence();
+  p.B = layer.B, p.mode = mode;
+  p.factors = factors(run, layer, kPending);
+  p.path = {nullptr, nullptr, kPending};
+  p.state = {run.state(layer.states(), true, layer.state), layer.state, p.B, layer.HV * layer.DV * layer.DK};
   run.finish([&](Stream stream) { return commit(p, stream); });
+}
+
+constexpr std::pair<Precision, const char*> kPrecisions[] = {
+    {Precision::kTf32x3, " tf32x3"}, {Precision::kTf32, " tf32"}, {Precision::kBf16, " bf16"}};
+
+// Every instance but those of the tall tile, on a head with one tile of value rows.
+void run_instances() {
+  for (const DType state : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Gate gate : {Gate::kHead, Gate::kChannel}) {
+      for (const int64_t DK : {32, 64, 96, 128, 192, 256}) {
+        const Layer layer = {1, 1, 1, DK, 32, gate, state, false};
+        // With DK 256 the states that a tree of 64 keeps leave room for the narrow tile alone.
+        for (const int64_t N : {6, 64}) {
+          if (N == 6 || DK == 256)
+            run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", layer, N, true, true);
+        }
+        run_verify(Strategy::kHybrid, Precision::kIeee, "verify hybrid", layer, 6, true, true);
+        run_commit(CommitMode::kExact, "commit exact", layer);
+        run_commit(CommitMode::kFast, "commit fast", layer);
+        if (state != DType::kFloat32 || (DK != 128 && DK != 256)) continue;
+        for (const auto& [precision, name] : kPrecisions) {
+          for (const int64_t N : {8, 24})
+            run_verify(Strategy::kSolve, precision, "verify solve", layer, N, true, true);
+          run_prefill(precision, "prefill", layer, 40);
+        }
+      }
+    }
+  }
 }
 
 void run_conv(int64_t N, bool pending) {
@@ -285,16 +356,25 @@ int main() {
   using namespace specdec;
   using namespace specdec::cuda;
   std::printf("[");
-  for (const auto& [strategy, op] : {std::pair{Strategy::kSerial, "verify serial"},
-                                     {Strategy::kHybrid, "verify hybrid"},
-                                     {Strategy::kSolve, "verify solve"}}) {
+  for (const bool pending : {false, true}) {
+    run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", kFew, 8, false, pending);
     for (const int64_t N : {8, 32}) {
-      for (const bool pending : {false, true}) run_verify(strategy, op, kFew, N, N == 32, pending);
+      run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", kFew, N, true, pending);
+      run_verify(Strategy::kHybrid, Precision::kIeee, "verify hybrid", kFew, N, true, pending);
+      for (const auto& [precision, name] : kPrecisions) {
+        const std::string op = std::string("verify solve") + name;
+        run_verify(Strategy::kSolve, precision, op.c_str(), kFew, N, true, pending);
+      }
     }
-    run_verify(strategy, op, kMany, 8, false, true);
   }
-  run_commit(CommitMode::kExact, "commit exact");
-  run_commit(CommitMode::kFast, "commit fast");
+  run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", kMany, 8, false, true);
+  run_verify(Strategy::kSolve, Precision::kTf32x3, "verify solve tf32x3", kMany, 8, false, true);
+  for (const auto& [precision, name] : kPrecisions) {
+    run_prefill(precision, (std::string("prefill") + name).c_str(), kFew, 128);
+  }
+  run_commit(CommitMode::kExact, "commit exact", kFew);
+  run_commit(CommitMode::kFast, "commit fast", kFew);
+  run_instances();
   for (const int64_t N : {8, 32}) {
     for (const bool pending : {false, true}) run_conv(N, pending);
   }

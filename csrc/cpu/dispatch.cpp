@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "layer_ops.h"
 #include "ops.h"
 
 namespace specdec::cpu {
@@ -99,5 +100,6 @@ SPECDEC_CPU_OP(rms_norm, RmsNormParams)
 SPECDEC_CPU_OP(swiglu, SwigluParams)
 SPECDEC_CPU_OP(gated_delta_gates, GatesParams)
 SPECDEC_CPU_OP(verify, VerifyParams)
+SPECDEC_CPU_OP(verify_layer, VerifyLayerParams)
 
 }  // namespace specdec::cpu

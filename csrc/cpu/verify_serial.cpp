@@ -4,6 +4,10 @@
 // chains of the tree, which would need a barrier a wave.
 #include "verify_serial.h"
 
+#include <optional>
+
+#include "finish_layer.h"
+#include "layer_tokens.h"
 #include "parallel.h"
 #include "rows.h"
 #include "scratch.h"
@@ -42,6 +46,7 @@ struct Workspace {
   Token* tokens;        // [new nodes], as VerifyPlan::children
   float* block;         // [kRows, DK]
   float* slots;         // [slots, rows, DK]
+  float* layer;         // LayerTokens::floats
 };
 
 struct Sequence {
@@ -78,8 +83,11 @@ Finish finish_for(Update update) {
 template <Gate kGate, typename State>
 class Verifier {
  public:
-  Verifier(const VerifyParams& p, int64_t rows)
+  // With `tokens` p is what they make; `finish` hears of the tiles that are done. Either may be null.
+  Verifier(const VerifyParams& p, int64_t rows, LayerTokens* tokens = nullptr, FinishLayer* finish = nullptr)
       : p_(p),
+        tokens_(tokens),
+        finish_layer_(finish),
         rows_(rows),
         tiles_((p.rec.DV + rows - 1) / rows),
         decays_(decay_size(p.rec)),
@@ -124,6 +132,7 @@ class Verifier {
                   static_cast<int>(prefix_), &plan);
     }
     const Workspace w = workspace(s, plan);
+    if (tokens_ != nullptr) tokens_->start(s.b, s.slot, s.length, w.layer);
     const int64_t DK = p_.rec.DK;
     int64_t staged_hk = -1, staged_hv = -1;
     for (int64_t tile = first; tile < last; ++tile) {
@@ -132,15 +141,23 @@ class Verifier {
       const int64_t row = tile % tiles_ * rows_;
       const int64_t rows = row + rows_ <= p_.rec.DV ? rows_ : p_.rec.DV - row;
       if (hk != staged_hk) {
+        if (tokens_ != nullptr) tokens_->key_head(hk);
         stage_rows(p_, s.b, 0, s.length, hk, w.k, w.q);
         for (int64_t n = 0; n < s.length; ++n) w.kq[n] = dot(w.k + n * DK, w.q + n * DK, DK);
       }
-      if (hv != staged_hv) stage_head(s, hv, plan, w);
+      if (hv != staged_hv) {
+        if (tokens_ != nullptr) tokens_->value_head(hv);
+        stage_head(s, hv, plan, w);
+      }
       staged_hk = hk;
       staged_hv = hv;
       if (s.slot >= 0) run_tile(s, hv, row, rows, plan, w);
       if (row == 0) write_head_factors(p_, s.b, s.length, hv, w.k);
       clear_padding(p_, s.b, s.length, hv, row, rows);
+      const bool last_here = tile + 1 == last || (tile + 1) % tiles_ == 0;
+      if (finish_layer_ != nullptr && last_here) {
+        finish_layer_->add(s.b, s.slot, s.length, hv, tile + 1 - std::max(first, hv * tiles_));
+      }
     }
   }
 
@@ -156,7 +173,8 @@ class Verifier {
     const int64_t factors = records(stored + N, sizeof(Factor));
     const int64_t probes = records(N, sizeof(Probe)), tokens = records(N, sizeof(Token));
     float* at = thread_scratch((plan.slots * rows_ + kRows) * DK + kApart + 2 * keys + round_up(N, line) +
-                               decays + stored_decays + factors + probes + tokens);
+                               decays + stored_decays + factors + probes + tokens +
+                               (tokens_ != nullptr ? tokens_->floats() : 0));
     const auto take = [&at](int64_t count) {
       float* part = at;
       at += count;
@@ -175,6 +193,7 @@ class Verifier {
     w.factors = w.pending + s.pending_count;
     w.probes = reinterpret_cast<Probe*>(take(probes));
     w.tokens = reinterpret_cast<Token*>(take(tokens));
+    w.layer = at;
     return w;
   }
 
@@ -265,36 +284,51 @@ class Verifier {
   }
 
   const VerifyParams& p_;
+  LayerTokens* const tokens_;
+  FinishLayer* const finish_layer_;
   const int64_t rows_, tiles_, decays_, prefix_;
   const Finish finish_;
 };
 
+// `layer`: what is around p, null for nothing.
 template <Gate kGate, typename State>
-void verify_all(const VerifyParams& p) {
+void verify_all(const VerifyParams& p, const VerifyLayerParams* layer) {
   const bool once = p.N <= 1 && !p.has_prefix;
   const int64_t bytes = once ? kStreamBytes : kTileBytes;
   const int64_t rows = tile_rows(p.rec, p.B, bytes);
   const Verifier<kGate, State> verifier(p, rows);
-  const int64_t units = verifier.units();
-  parallel_ranges(units, units * rows * p.rec.DK,
-                  [&](int64_t begin, int64_t end) { verifier.run(begin, end); });
+  const int64_t units = verifier.units(), work = units * rows * p.rec.DK;
+  if (layer == nullptr) {
+    parallel_ranges(units, work, [&](int64_t begin, int64_t end) { verifier.run(begin, end); });
+    return;
+  }
+  FinishLayer finish(*layer, (p.rec.DV + rows - 1) / rows);
+  parallel_ranges(units, work, [&](int64_t begin, int64_t end) {
+    std::optional<LayerTokens> tokens;
+    if (layer->has_prologue) tokens.emplace(*layer);
+    Verifier<kGate, State>(tokens ? tokens->params() : p, rows, tokens ? &*tokens : nullptr, &finish)
+        .run(begin, end);
+  });
 }
 
-}  // namespace
-
-Status verify_serial(const VerifyParams& p) {
+Status verify_serial(const VerifyParams& p, const VerifyLayerParams* layer) {
   const int64_t nodes = p.N + (p.has_prefix ? p.prefix.nodes : 0);
   if (nodes > kMaxSerialNodes || p.rec.DK % kKeyMultiple != 0) return Status::kUnsupported;
   if (p.state.dtype == DType::kFloat16) return Status::kUnsupported;
   if (p.B == 0 || p.rec.DV == 0) return Status::kOk;
   visit_gate(p.rec.gate, [&](auto gate) {
     if (p.state.dtype == DType::kBFloat16) {
-      verify_all<decltype(gate)::value, bf16>(p);
+      verify_all<decltype(gate)::value, bf16>(p, layer);
     } else {
-      verify_all<decltype(gate)::value, float>(p);
+      verify_all<decltype(gate)::value, float>(p, layer);
     }
   });
   return Status::kOk;
 }
+
+}  // namespace
+
+Status verify_serial(const VerifyParams& p) { return verify_serial(p, nullptr); }
+Status verify_serial(const VerifyLayerParams& p) { return verify_serial(p.verify, &p); }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

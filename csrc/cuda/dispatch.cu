@@ -73,11 +73,13 @@ template <template <typename> class Kernel, typename Params>
 Status launch_tiles(const Params& p, Stream stream) {
   return visit_traits(p.rec, p.state.dtype, [&](auto tag) {
     using Usual = typename decltype(tag)::Type;
-    using Tall = WithRows<Usual, kTall>;
-    const bool tall = p.rec.DV % kTall == 0 && p.B * p.rec.HV * (p.rec.DV / kTall) >= kEnoughBlocks;
-    if (tall && Kernel<Tall>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Tall>>(p, stream);
+    if constexpr (has_tall(Usual::kChannelGate, Usual::kDK)) {
+      using Tall = WithRows<Usual, kTall>;
+      const bool tall = p.rec.DV % kTall == 0 && p.B * p.rec.HV * (p.rec.DV / kTall) >= kEnoughBlocks;
+      if (tall && Kernel<Tall>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Tall>>(p, stream);
+    }
     if (Kernel<Usual>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Usual>>(p, stream);
-    if constexpr (Usual::kDK == 256) {
+    if constexpr (has_narrow(Usual::kDK)) {
       using Narrow = WithRows<Usual, kNarrow>;
       if (Kernel<Narrow>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Narrow>>(p, stream);
     }

@@ -5,8 +5,8 @@
 // of bank conflicts along either side.
 #pragma once
 
-#include "primitives.cuh"
 #include "specdec/types.h"
+#include "tensor_cores.cuh"
 
 namespace specdec::cuda {
 

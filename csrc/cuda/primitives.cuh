@@ -12,10 +12,16 @@
 #define SPECDEC_DEVICE inline
 #define SPECDEC_HOST_DEVICE inline
 #define SPECDEC_UNROLL
+#define SPECDEC_UNROLL_BY(n)
+#define SPECDEC_ROLL
 #else
 #define SPECDEC_DEVICE __device__ __forceinline__
 #define SPECDEC_HOST_DEVICE __host__ __device__ __forceinline__
 #define SPECDEC_UNROLL _Pragma("unroll")  // before a loop whose index picks registers
+#define SPECDEC_PRAGMA(text) _Pragma(#text)
+#define SPECDEC_UNROLL_BY(n) SPECDEC_PRAGMA(unroll n)
+// Before a loop that gains nothing from more copies of its body, which nvcc makes unasked.
+#define SPECDEC_ROLL SPECDEC_UNROLL_BY(1)
 #endif
 
 namespace specdec::cuda {
@@ -40,7 +46,6 @@ constexpr bool is_vector_size(size_t bytes) { return bytes == 4 || bytes == 8 ||
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cute/arch/mma_sm80.hpp>
 #include <type_traits>
 
 namespace specdec::cuda {
@@ -250,17 +255,7 @@ SPECDEC_DEVICE uint32_t ballot(bool predicate) { return __ballot_sync(kAllLanes,
 SPECDEC_DEVICE bool any(bool predicate) { return __any_sync(kAllLanes, predicate) != 0; }
 SPECDEC_DEVICE bool all(bool predicate) { return __all_sync(kAllLanes, predicate) != 0; }
 
-// --- tensor cores ---
-
-SPECDEC_DEVICE void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
-  cute::SM80_16x8x8_F32TF32TF32F32_TN::fma(
-      d[0], d[1], d[2], d[3], __float_as_uint(a[0]), __float_as_uint(a[1]), __float_as_uint(a[2]),
-      __float_as_uint(a[3]), __float_as_uint(b[0]), __float_as_uint(b[1]), d[0], d[1], d[2], d[3]);
-}
-SPECDEC_DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  cute::SM80_16x8x16_F32BF16BF16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b[0], b[1], d[0],
-                                            d[1], d[2], d[3]);
-}
+// --- operands of the tensor cores (their products: tensor_cores.cuh) ---
 
 template <int N, typename U>
 SPECDEC_DEVICE void load_matrix(uint32_t (&r)[N], const Shared<U>& s, int64_t i) {

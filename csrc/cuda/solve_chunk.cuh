@@ -70,6 +70,24 @@ class SolveChunk : public SolveCoefficients<Traits> {
 
   SPECDEC_DEVICE static int column() { return warp() * 8; }
 
+  // `count` rows of v from `token` on, its columns from `first` on being those of the block; zeros beyond.
+  SPECDEC_DEVICE static void load_values(const Elements& v, const Strides& stride, int64_t row, int64_t token,
+                                         int head, int first, int count, Sums& values) {
+    const bool aligned = v.aligned(stride);
+    SPECDEC_UNROLL
+    for (int m = 0; m < kBlocks; ++m) {
+      SPECDEC_UNROLL
+      for (int r = 0; r < 4; r += 2) {
+        const int i = m * 16 + sum_row(r);
+        Pack<float, 2> x{};
+        if (i < count) {
+          x = v.load2(at_token(stride, row, token + i, head) + first + column() + sum_column(r), aligned);
+        }
+        values.x[m][r] = x[0], values.x[m][r + 1] = x[1];
+      }
+    }
+  }
+
   // K S0 and Q S0, without e^G where the gate is per head; `count` rows.
   SPECDEC_DEVICE void ask(int count, Sums& from_keys, Sums& from_queries) const {
     SPECDEC_UNROLL
@@ -94,7 +112,9 @@ class SolveChunk : public SolveCoefficients<Traits> {
   SPECDEC_DEVICE void add_earlier(int count, int chunk, Sums& writes, Sums& reads, uint32_t& poison) const {
     clear_tainted(bad.load(chunk));
     bool taint = bad.load(chunk) != 0;
+    SPECDEC_ROLL
     for (int m = 0; m < kBlocks; ++m) taint |= clean(earlier_u, m);
+    SPECDEC_ROLL
     for (int j = 0; j < kRows; j += 16) {
       const FragmentB b = fragment_b(earlier_u, j * kWriteLd + column(), kWriteLd, 1);
       SPECDEC_UNROLL
@@ -171,6 +191,7 @@ class SolveChunk : public SolveCoefficients<Traits> {
     if constexpr (kChannel) {
       // D_j goes into the keys, e^G to the first row of reach_keys, which nobody asks any more.
       barrier();
+      SPECDEC_ROLL
       for (int c = thread(); c < DK; c += kThreads) {
         float decay = 1.0f;
         for (int j = count - 1; j >= 0; --j) {
@@ -248,6 +269,7 @@ class SolveChunk : public SolveCoefficients<Traits> {
     warp_barrier();
     if (lane() < 8) {
       uint64_t mask = tainted.load(column() + lane());
+      SPECDEC_ROLL
       for (int i = m * 16; i < m * 16 + 16; ++i) {
         if (is_finite(x.load(i * kWriteLd + column() + lane()))) continue;
         mask |= uint64_t{1} << i;

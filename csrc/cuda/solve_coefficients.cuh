@@ -103,6 +103,7 @@ class SolveCoefficients {
   // two barriers.
   template <typename Out>
   SPECDEC_DEVICE void finish_tokens(int count, bool normalise, float scale, const Out& k_out) const {
+    SPECDEC_UNROLL_BY(2)
     for (int r = warp(); r < kRows; r += kWarps) {
       Pack<float, 4> x[kQuads];
       finish_row(queries + r * ld, DK, normalise && r < count, scale, x);
@@ -128,6 +129,7 @@ class SolveCoefficients {
   // Decays [kRows, DK] from rows of g, as staged, zero where a node is bad; marks it in `marks` from `first`
   // on.
   SPECDEC_DEVICE void finish_decays(int first, int count) const {
+    SPECDEC_ROLL
     for (int r = warp(); r < kRows; r += kWarps) {
       float zero = 0.0f;
       for (int c = lane(); c < DK; c += 32) {
@@ -146,6 +148,7 @@ class SolveCoefficients {
   SPECDEC_DEVICE void gram(const Shared<float>& other, bool diagonal, const Shared<float>& to_keys,
                            const Shared<float>& to_queries) const {
     constexpr int kColumns = kRows / 8;
+    SPECDEC_ROLL
     for (int task = warp(); task < 2 * kBlocks * kColumns; task += kWarps) {
       const bool query = task % 2 == 0;
       const int m = task / 2 / kColumns, c = task / 2 % kColumns;
@@ -171,6 +174,7 @@ class SolveCoefficients {
       reach.store(i, 1.0f);
     }
     if constexpr (kChannel) {
+      SPECDEC_ROLL
       for (int r = warp(); r < kRows; r += kWarps) {
         for (int c = lane(); c < DK; c += 32) reach_keys.store(r * ld + c, keys.load(r * ld + c));
       }
@@ -189,6 +193,7 @@ class SolveCoefficients {
     float decay = reach.load(i);
     const float strength = delta ? -strengths.load(first + i) : 0.0f;
     uint64_t bits = 0;
+    SPECDEC_UNROLL_BY(4)
     for (int j = kRows - 1; j >= 0; --j) {
       const float query = from_queries.load(i * kLd + j), key = delta ? from_keys.load(i * kLd + j) : 0.0f;
       float w = 0.0f, r = 0.0f;
@@ -213,6 +218,7 @@ class SolveCoefficients {
                                     const Shared<float>& to_read,
                                     const Shared<uint64_t>& to_ancestors) const {
     constexpr int kParts = 8;  // DK / 32 at most
+    SPECDEC_ROLL
     for (int i = warp(); i < kRows; i += kWarps) {
       float key[kParts], query[kParts];
       SPECDEC_UNROLL

@@ -29,6 +29,7 @@ class StateRows {
     for (int q = 0; q < kQuads; ++q) {
       const int c = 4 * lane() + 128 * q;
       if (c >= DK_) break;
+      SPECDEC_ROLL
       for (int r = warp(); r < kStateRows; r += kWarps) {
         copy_async<4>(rows_, r * ld_ + c, Global<const float>(f32_), at + static_cast<int64_t>(r) * DK_ + c);
       }
@@ -60,6 +61,7 @@ class StateRows {
       for (int q = 0; q < kQuads; ++q) {
         const int c = 4 * lane() + 128 * q;
         if (c >= DK_) break;
+        SPECDEC_ROLL
         for (int r = warp(); r < kStateRows; r += kWarps) {
           f32_.template store_vec<4>(at + static_cast<int64_t>(r) * DK_ + c,
                                      rows_.template load_vec<4>(r * ld_ + c));
@@ -69,6 +71,7 @@ class StateRows {
     }
     const int c = 8 * lane();
     if (c >= DK_) return;
+    SPECDEC_ROLL
     for (int r = warp(); r < kStateRows; r += kWarps) {
       Pack<bfloat16, 8> narrow;
       SPECDEC_UNROLL
@@ -90,8 +93,11 @@ class StateRows {
   SPECDEC_DEVICE void fold(const Shared<float>& k, const Shared<float>& u, const Shared<float>& decay,
                            Gate gate, int count) const {
     const int words = wide_ ? 4 : 8;  // a lane stores what it has folded
+    SPECDEC_ROLL
     for (int c = words * lane(); c < DK_; c += words * 32) {
+      SPECDEC_ROLL
       for (int h = 0; h < words; h += 4) {
+        SPECDEC_ROLL
         for (int r = warp(); r < kStateRows; r += kWarps) {
           const int at = r * ld_ + c + h;
           Pack<float, 4> s = rows_.template load_vec<4>(at);

@@ -30,19 +30,27 @@ class Elements {
     if (dtype_ == DType::kFloat32) return f32_.load(i);
     return dtype_ == DType::kBFloat16 ? float_of(bf16_.load(i)) : float_of(f16_.load(i));
   }
-  // Elements i to i + 3, in one access where `aligned`.
-  SPECDEC_DEVICE Pack<float, 4> load4(int64_t i, bool aligned) const {
-    if (!aligned) return {{load(i), load(i + 1), load(i + 2), load(i + 3)}};
-    if (dtype_ == DType::kFloat32) return f32_.load_vec<4>(i);
-    return dtype_ == DType::kBFloat16 ? widen(bf16_.load_vec<4>(i)) : widen(f16_.load_vec<4>(i));
+  // Elements i and i + 1, in one access where `aligned`.
+  SPECDEC_DEVICE Pack<float, 2> load2(int64_t i, bool aligned) const {
+    if (!aligned) return {{load(i), load(i + 1)}};
+    if (dtype_ == DType::kFloat32) return f32_.template load_vec<2>(i);
+    if (dtype_ == DType::kBFloat16) {
+      const Pack<bfloat16, 2> x = bf16_.template load_vec<2>(i);
+      return {{float_of(x[0]), float_of(x[1])}};
+    }
+    const Pack<half, 2> x = f16_.template load_vec<2>(i);
+    return {{float_of(x[0]), float_of(x[1])}};
+  }
+  // Elements i to i + 3 of a 16-bit dtype as they are, in one access where `aligned`, and their values.
+  SPECDEC_DEVICE Pack<bfloat16, 4> load_narrow(int64_t i) const { return bf16_.template load_vec<4>(i); }
+  SPECDEC_DEVICE Pack<float, 4> widen(const Pack<bfloat16, 4>& x) const {
+    if (dtype_ == DType::kBFloat16) return {{float_of(x[0]), float_of(x[1]), float_of(x[2]), float_of(x[3])}};
+    Pack<half, 4> y;
+    __builtin_memcpy(&y, &x, sizeof(y));
+    return {{float_of(y[0]), float_of(y[1]), float_of(y[2]), float_of(y[3])}};
   }
 
  private:
-  template <typename T>
-  SPECDEC_DEVICE static Pack<float, 4> widen(const Pack<T, 4>& x) {
-    return {{float_of(x[0]), float_of(x[1]), float_of(x[2]), float_of(x[3])}};
-  }
-
   Global<const float> f32_;
   Global<const bfloat16> bf16_;
   Global<const half> f16_;
@@ -94,23 +102,41 @@ SPECDEC_DEVICE float warp_sum(float x) {
 constexpr int kQuads = 2;  // DK is at most 256
 
 // Rows [first, first + count) of one head, to `to` [rows, ld] in float32 as they are; rows from `count` on
-// are zero. Where nothing is to be widened the copies are asynchronous, to be committed and waited for; each
-// lane reads back what it has copied itself.
+// are zero. `rows` is a multiple of 16. Where nothing is to be widened the copies are asynchronous, to be
+// committed and waited for; each lane reads back what it has copied itself.
 template <int kWarps>
 SPECDEC_DEVICE void stage_rows(const Elements& from, const Strides& stride, int64_t b, int64_t first,
                                int64_t head, int count, int rows, int DK, const Shared<float>& to, int ld) {
+  constexpr int kBatch = 4;  // rows whose loads are under way together
   const bool aligned = from.aligned(stride);
-  SPECDEC_UNROLL
-  for (int q = 0; q < kQuads; ++q) {
-    const int c = 4 * lane() + 128 * q;
-    if (c >= DK) break;
-    for (int r = warp(); r < rows; r += kWarps) {
-      const bool valid = r < count;
-      const int64_t at = at_token(stride, b, first + (valid ? r : 0), head) + c;
-      if (aligned && from.is_float()) {
-        copy_async<4>(to, r * ld + c, from.floats(), at, valid);
-      } else {
-        to.store_vec<4>(r * ld + c, valid ? from.load4(at, aligned) : Pack<float, 4>{});
+  SPECDEC_ROLL
+  for (int c = 4 * lane(); c < DK; c += 128) {
+    const int64_t at = at_token(stride, b, first, head) + c;
+    SPECDEC_ROLL
+    for (int begin = warp(); begin < rows; begin += kBatch * kWarps) {
+      if (aligned && !from.is_float()) {
+        Pack<bfloat16, 4> x[kBatch];
+        SPECDEC_UNROLL
+        for (int i = 0; i < kBatch; ++i) {
+          const int r = begin + i * kWarps;
+          x[i] = r < count ? from.load_narrow(at + r * stride.n) : Pack<bfloat16, 4>{};
+        }
+        SPECDEC_UNROLL
+        for (int i = 0; i < kBatch; ++i) {
+          to.store_vec<4>((begin + i * kWarps) * ld + c, from.widen(x[i]));
+        }
+        continue;
+      }
+      SPECDEC_ROLL
+      for (int r = begin; r < begin + kBatch * kWarps; r += kWarps) {
+        const int64_t row = at + (r < count ? r : 0) * stride.n;
+        if (aligned) {
+          copy_async<4>(to, r * ld + c, from.floats(), row, r < count);
+        } else {
+          Pack<float, 4> x{};
+          if (r < count) x = {{from.load(row), from.load(row + 1), from.load(row + 2), from.load(row + 3)}};
+          to.store_vec<4>(r * ld + c, x);
+        }
       }
     }
   }

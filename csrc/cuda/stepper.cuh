@@ -34,17 +34,21 @@ SPECDEC_DEVICE void clear_padding(const VerifyParams& p, const Place& at, int le
   const Recurrence& rec = p.rec;
   const bool keys = at.first && at.hv % (rec.HV / rec.HK) == 0;
   const int gates = !at.first || rec.gate == Gate::kNone ? 0 : Traits::kChannelGate ? Traits::kDK : 1;
+  SPECDEC_ROLL
   for (int64_t n = length; n < p.N; ++n) {
     const int64_t token = at.b * p.N + n, head = token * rec.HV + at.hv;
+    SPECDEC_ROLL
     for (int i = thread(); i < Traits::kRows; i += Traits::kThreads) {
       Global<float>(p.u_out).store(head * rec.DV + at.row + i, 0.0f);
       store_float(p.out, p.dtype, head * rec.DV + at.row + i, 0.0f);
     }
     if (keys) {
+      SPECDEC_ROLL
       for (int i = thread(); i < Traits::kDK; i += Traits::kThreads) {
         Global<float>(p.k_out).store((token * rec.HK + at.hk) * Traits::kDK + i, 0.0f);
       }
     }
+    SPECDEC_ROLL
     for (int i = thread(); i < gates; i += Traits::kThreads)
       Global<float>(p.g_out).store(head * gates + i, 0.0f);
   }

@@ -67,6 +67,7 @@ class RawRow {
       const Global<const float> words(static_cast<const float*>(data));
       const int64_t first = dtype == DType::kFloat32 ? at : at / 2;
       const int n = dtype == DType::kFloat32 ? count : count / 2;
+      SPECDEC_ROLL
       for (int i = 4 * lane(); i < n; i += 128) copy_async<4>(f32_, i, words, first + i);
     } else if (dtype == DType::kFloat32) {
       copy_elements(f32_, static_cast<const float*>(data), at, count);
@@ -82,6 +83,7 @@ class RawRow {
   template <typename T>
   SPECDEC_DEVICE static void copy_elements(const Shared<T>& to, const T* from, int64_t at, int count) {
     const Global<const T> elements(from);
+    SPECDEC_ROLL
     for (int i = lane(); i < count; i += 32) to.store(i, elements.load(at + i));
   }
 

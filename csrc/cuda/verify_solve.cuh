@@ -39,7 +39,9 @@ class VerifySolve {
       tiles = static_cast<int>(p.rec.DV / kStateRows);
       group = static_cast<int>(p.rec.HV / p.rec.HK);
       const int units = tiles * group;
-      const int64_t heads = p.B * p.rec.HK, wanted = (kEnough + heads - 1) / heads;
+      // To the nearest: a part more reads the tokens of its key head again.
+      const int64_t heads = p.B * p.rec.HK, nearest = (kEnough + heads / 2) / heads;
+      const int64_t wanted = nearest > 1 ? nearest : 1;
       const int most = wanted < units ? static_cast<int>(wanted) : units;
       each = (units + most - 1) / most;
       parts = (units + each - 1) / each;
@@ -98,18 +100,22 @@ class VerifySolve {
       if (n_ > 0 && new_head) {
         barrier();
         stage_head();
-        // Queries that walks have turned are staged again.
-        if (one_chunk) prepare(0, first_unit || Traits::kChannel, first_unit);
       }
-      begin_state();
-      state_.finish(state_at(unit));
-      if (pending_ > 0) fold_pending(new_head, first_unit, state_at(unit));
-      barrier();
       const int64_t next = unit + 1 < end ? state_at(unit + 1) : -1;
-      for (int first = 0; first < n_; first += kRows) {
-        if (!one_chunk) prepare(first, true, first_unit);
-        solve(first, first + kRows < n_ ? -1 : next);
-      }
+      int first = 0;
+      do {
+        // One chunk serves all tiles of a head; queries that walks have turned are staged again.
+        if (n_ > 0 && (new_head || !one_chunk))
+          prepare(first, first_unit || Traits::kChannel || !one_chunk, first_unit);
+        if (first == 0) {
+          begin_state();
+          state_.finish(state_at(unit));
+          if (pending_ > 0) fold_pending(new_head, first_unit, state_at(unit));
+          barrier();
+        }
+        if (n_ > 0) solve(first, first + kRows < n_ ? -1 : next);
+        first += kRows;
+      } while (first < n_);
       if (n_ == 0) wanted_ = next;
     }
   }
@@ -270,15 +276,7 @@ class VerifySolve {
     const int count = n_ - first < kRows ? n_ - first : kRows;
     Sums values, writes = {}, answers = {};
     uint32_t poison = 0;
-    SPECDEC_UNROLL
-    for (int m = 0; m < kBlocks; ++m) {
-      SPECDEC_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        const int i = m * 16 + sum_row(r);
-        const int64_t c = tile_ * kStateRows + Chunk::column() + sum_column(r);
-        values.x[m][r] = i < count ? v_.load(at_token(p_.v_stride, b_, first + i, hv_) + c) : 0.0f;
-      }
-    }
+    Chunk::load_values(v_, p_.v_stride, b_, first, hv_, tile_ * kStateRows, count, values);
     for (int other = first - kRows; other >= 0; other -= kRows)
       add_earlier(first, other, writes, answers, poison);
     Sums from_keys, from_queries;

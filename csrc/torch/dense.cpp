@@ -59,13 +59,6 @@ int64_t last_size(const Tensor& x, const char* name) {
   return x.size(x.dim() - 1);
 }
 
-const float* float_vector(const Tensor& t, const char* name, int64_t size, const char* dims) {
-  check_dtype(t, name, ScalarType::Float);
-  check_shape(t, name, {size}, dims);
-  check_contiguous(t, name);
-  return static_cast<const float*>(t.const_data_ptr());
-}
-
 void check_same(const Tensor& t, const char* name, const Tensor& x, const char* x_name) {
   check_given(t, name);
   STD_TORCH_CHECK(t.scalar_type() == x.scalar_type(), name, ": got dtype ",

@@ -1,48 +1,10 @@
 // Bindings of the recurrences: verify, verify_deferred, commit.
-#include <tuple>
-
 #include "backend.h"
 #include "recurrence_args.h"
 
 namespace specdec::binding {
 
 namespace {
-
-using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, factors k, u, g
-
-// Names of one group of factors in error messages.
-struct FactorNames {
-  const char *k, *u, *g;
-};
-
-FactorsView factors_view(const Tensor& k, const Tensor& u, const OptionalTensor& g, const FactorNames& names,
-                         int64_t B, const Recurrence& rec) {
-  check_shape(k, names.k, {B, -1, rec.HK, rec.DK}, "[B, N, HK, DK]");
-  const int64_t N = k.size(1);
-  check_shape(u, names.u, {B, N, rec.HV, rec.DV}, "[B, N, HV, DV]");
-  check_dtype(k, names.k, ScalarType::Float);
-  check_dtype(u, names.u, ScalarType::Float);
-  check_contiguous(k, names.k);
-  check_contiguous(u, names.u);
-  const Gate gate = gate_of(g, names.g, B, N, rec.HV, rec.DK);
-  STD_TORCH_CHECK(gate == rec.gate, names.g, ": got another kind of gate than g, want the same (none, per ",
-                  "head or per channel)");
-  if (g.has_value()) check_contiguous(*g, names.g);
-  return {present<float>(k), present<float>(u), g.has_value() ? present<float>(*g) : nullptr, N};
-}
-
-void check_node_count(Strategy strategy, int64_t N, int64_t prefix) {
-  const int64_t most = strategy == Strategy::kSolve ? kMaxSolveNodes : kMaxSerialNodes;
-  STD_TORCH_CHECK(N + prefix <= most, "q: got ", N, " new nodes and ", prefix, " prefix nodes, want at most ",
-                  most, " in all with strategy ",
-                  strategy == Strategy::kSolve ? "solve" : "serial or hybrid");
-}
-
-Strategy strategy_of(int64_t code) {
-  STD_TORCH_CHECK(code >= 0 && code <= 2, "strategy: got ", code,
-                  ", want 0 (serial), 1 (hybrid) or 2 (solve)");
-  return static_cast<Strategy>(code);
-}
 
 // What both forms of the verification share, but for the tree.
 void fill(VerifyParams& p, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
@@ -57,21 +19,11 @@ void fill(VerifyParams& p, const Tensor& q, const Tensor& k, const Tensor& v, co
 }
 
 Verified finish(VerifyParams& p, const Operands& operands, const Device& device, const Tensor& v) {
-  const Recurrence& r = p.rec;
-  const int32_t float32 = aoti_torch_dtype_float32();
-  Tensor out = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, aoti_dtype(v));
-  Tensor k = new_contiguous(device, {p.B, p.N, r.HK, r.DK}, float32);
-  Tensor u = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, float32);
-  Tensor g = r.gate == Gate::kChannel ? new_contiguous(device, {p.B, p.N, r.HV, r.DK}, float32)
-             : r.gate == Gate::kHead  ? new_contiguous(device, {p.B, p.N, r.HV}, float32)
-                                      : new_contiguous(device, {0}, float32);
-  p.out = out.mutable_data_ptr();
-  p.k_out = static_cast<float*>(k.mutable_data_ptr());
-  p.u_out = static_cast<float*>(u.mutable_data_ptr());
-  p.g_out = r.gate == Gate::kNone ? nullptr : static_cast<float*>(g.mutable_data_ptr());
+  const Verified made = new_outputs(p, device, aoti_dtype(v));
+  const auto& [out, k, u, g] = made;
   const Named outputs[] = {{"out", out}, {"k_out", k}, {"u_out", u}, {"g_out", g}};
   check_status(run(p, operands, outputs), "verify");
-  return {out, k, u, g};
+  return made;
 }
 
 Verified verify(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,

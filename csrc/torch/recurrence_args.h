@@ -2,16 +2,17 @@
 #pragma once
 
 #include <cmath>
+#include <tuple>
 
 #include "backend.h"
 #include "views.h"
 
 namespace specdec::binding {
 
-inline void check_widths(int64_t DK, int64_t DV) {
-  STD_TORCH_CHECK(DK == 32 || DK == 64 || DK == 96 || DK == 128 || DK == 192 || DK == 256, "k: got DK = ", DK,
-                  ", want 32, 64, 96, 128, 192 or 256");
-  STD_TORCH_CHECK(DV >= 32 && DV <= 512 && DV % 32 == 0, "v: got DV = ", DV,
+inline void check_widths(int64_t DK, int64_t DV, const char* k_name = "k", const char* v_name = "v") {
+  STD_TORCH_CHECK(DK == 32 || DK == 64 || DK == 96 || DK == 128 || DK == 192 || DK == 256, k_name,
+                  ": got DK = ", DK, ", want 32, 64, 96, 128, 192 or 256");
+  STD_TORCH_CHECK(DV >= 32 && DV <= 512 && DV % 32 == 0, v_name, ": got DV = ", DV,
                   ", want a multiple of 32 up to 512");
 }
 
@@ -91,6 +92,59 @@ inline StateView state_view(const Tensor& state, const Recurrence& rec, Access a
                   ", want float32 or bfloat16");
   check_pool(state, "state", access);
   return {pool_data(state, access), float_dtype(state, "state"), state.size(0), state.stride(0)};
+}
+
+// Names of one group of factors in error messages.
+struct FactorNames {
+  const char *k, *u, *g;
+};
+
+inline FactorsView factors_view(const Tensor& k, const Tensor& u, const OptionalTensor& g,
+                                const FactorNames& names, int64_t B, const Recurrence& rec) {
+  check_shape(k, names.k, {B, -1, rec.HK, rec.DK}, "[B, N, HK, DK]");
+  const int64_t N = k.size(1);
+  check_shape(u, names.u, {B, N, rec.HV, rec.DV}, "[B, N, HV, DV]");
+  check_dtype(k, names.k, ScalarType::Float);
+  check_dtype(u, names.u, ScalarType::Float);
+  check_contiguous(k, names.k);
+  check_contiguous(u, names.u);
+  const Gate gate = gate_of(g, names.g, B, N, rec.HV, rec.DK);
+  STD_TORCH_CHECK(gate == rec.gate, names.g, ": got another kind of gate than g, want the same (none, per ",
+                  "head or per channel)");
+  if (g.has_value()) check_contiguous(*g, names.g);
+  return {present<float>(k), present<float>(u), g.has_value() ? present<float>(*g) : nullptr, N};
+}
+
+inline void check_node_count(Strategy strategy, int64_t N, int64_t prefix, const char* name = "q") {
+  const int64_t most = strategy == Strategy::kSolve ? kMaxSolveNodes : kMaxSerialNodes;
+  STD_TORCH_CHECK(N + prefix <= most, name, ": got ", N, " new nodes and ", prefix,
+                  " prefix nodes, want at most ", most, " in all with strategy ",
+                  strategy == Strategy::kSolve ? "solve" : "serial or hybrid");
+}
+
+inline Strategy strategy_of(int64_t code) {
+  STD_TORCH_CHECK(code >= 0 && code <= 2, "strategy: got ", code,
+                  ", want 0 (serial), 1 (hybrid) or 2 (solve)");
+  return static_cast<Strategy>(code);
+}
+
+using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, factors k, u, g
+
+// What a verification returns, set in p; out has torch's `dtype`. Without gate g is an empty [0] tensor.
+inline Verified new_outputs(VerifyParams& p, const Device& device, int32_t dtype) {
+  const Recurrence& r = p.rec;
+  const int32_t float32 = aoti_torch_dtype_float32();
+  Tensor out = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, dtype);
+  Tensor k = new_contiguous(device, {p.B, p.N, r.HK, r.DK}, float32);
+  Tensor u = new_contiguous(device, {p.B, p.N, r.HV, r.DV}, float32);
+  Tensor g = r.gate == Gate::kChannel ? new_contiguous(device, {p.B, p.N, r.HV, r.DK}, float32)
+             : r.gate == Gate::kHead  ? new_contiguous(device, {p.B, p.N, r.HV}, float32)
+                                      : new_contiguous(device, {0}, float32);
+  p.out = out.mutable_data_ptr();
+  p.k_out = static_cast<float*>(k.mutable_data_ptr());
+  p.u_out = static_cast<float*>(u.mutable_data_ptr());
+  p.g_out = r.gate == Gate::kNone ? nullptr : static_cast<float*>(g.mutable_data_ptr());
+  return {out, k, u, g};
 }
 
 }  // namespace specdec::binding

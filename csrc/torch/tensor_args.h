@@ -89,6 +89,13 @@ inline const T* present(const Tensor& t) {
   return data != nullptr ? static_cast<const T*>(data) : &none;
 }
 
+inline const float* float_vector(const Tensor& t, const char* name, int64_t size, const char* dims) {
+  check_dtype(t, name, ScalarType::Float);
+  check_shape(t, name, {size}, dims);
+  check_contiguous(t, name);
+  return static_cast<const float*>(t.const_data_ptr());
+}
+
 // An optional contiguous int32 tensor of the given shape; null where absent.
 inline const int32_t* int32_or_null(const OptionalTensor& t, const char* name,
                                     std::initializer_list<int64_t> want, const char* dims) {

@@ -158,37 +158,29 @@ class GatedDeltaNetForCausalLM:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
         pending = cache.take_pending(slots)
+        drafted = None if prefix is None else prefix.round
         factors = []
         for i, layer in enumerate(self._layers):
             mixed, gate, a, b = self._project(layer, x)
-            activated = ops.conv_verify(
+            o, recurrent = ops.verify_layer(
                 mixed,
-                layer.conv_weight,
-                layer.conv_bias,
+                a,
+                b,
+                conv_weight=layer.conv_weight,
+                conv_bias=layer.conv_bias,
+                A_log=layer.A_log,
+                dt_bias=layer.dt_bias,
+                neg_eigval=self.config.allow_neg_eigval,
                 conv_state=_given(cache.conv[i]),
-                slots=slots,
-                parents=parents,
-                lengths=lengths,
-                pending=None if pending is None else pending.conv(i),
-                prefix=None if prefix is None else prefix.conv(i),
-            )
-            q, k, v = self._heads(activated)
-            g, beta = ops.gated_delta_gates(a, b, layer.A_log, layer.dt_bias, self.config.allow_neg_eigval)
-            o, recurrent = ops.verify(
-                q,
-                k,
-                v,
-                g,
-                beta,
                 state=cache.state[i],
                 slots=slots,
                 parents=parents,
                 lengths=lengths,
                 pending=None if pending is None else pending.recurrent(i),
-                prefix=None if prefix is None else prefix.recurrent(i),
+                pending_mixed=None if pending is None else pending.round.layers[i].conv,
+                prefix=None if drafted is None else ops.Prefix(drafted.layers[i].recurrent, drafted.parents),
+                prefix_mixed=None if drafted is None else drafted.layers[i].conv,
                 scale=self._scale,
-                qk_l2norm=True,
-                strategy="exact",
             )
             factors.append(LayerFactors(recurrent, mixed))
             x = self._finish(layer, x, o, gate)

@@ -21,6 +21,7 @@ from specdec.ops.dense import (
     swiglu,
     swiglu_linear,
 )
+from specdec.ops.layer import verify_layer
 from specdec.ops.paths import check_path
 from specdec.ops.recurrence import commit, prefill, verify
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
@@ -46,4 +47,5 @@ __all__ = [
     "swiglu",
     "swiglu_linear",
     "verify",
+    "verify_layer",
 ]

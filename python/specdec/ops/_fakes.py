@@ -49,6 +49,29 @@ def _verify(
     return out, factor_k, factor_u, factor_g
 
 
+@_fake("verify_layer")
+@_fake("verify_layer_deferred")
+def _verify_layer(
+    mixed: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    neg_eigval: bool,
+    conv_state: Tensor,
+    state: Tensor,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    B, N, C = mixed.shape
+    HV, DV, DK = state.shape[1:]
+    out = mixed.new_empty((B, N, HV, DV))
+    factor_k = mixed.new_empty((B, N, (C - HV * DV) // (2 * DK), DK), dtype=torch.float32)
+    factor_u = mixed.new_empty((B, N, HV, DV), dtype=torch.float32)
+    return out, factor_k, factor_u, mixed.new_empty((B, N, HV), dtype=torch.float32)
+
+
 @_fake("commit")
 @_fake("conv_commit")
 def _commit(state: Tensor, *_: object) -> None:

@@ -113,7 +113,7 @@ def _refuse_grad(names: list[str], arguments: tuple[Any, ...]) -> None:
 
 def _public(op: str, name: str) -> str:
     group, _, part = name.partition("_")
-    if group in ("pending", "prefix"):
+    if group in ("pending", "prefix") and part != "mixed":  # an argument of its own
         return f"{group}.factors.{part}" if part in ("k", "u", "g") else f"{group}.{part}"
     if op == "commit":
         return {"k": "factors.k", "u": "factors.u", "g": "factors.g", "how": "mode"}.get(name, name)

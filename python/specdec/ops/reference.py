@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.ops.dense import gated_delta_gates_reference, rms_norm_reference
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 
@@ -156,6 +157,84 @@ def conv_commit(
         rows = [*conv_state[slot].clone(), *accepted]
         for w in range(window):
             conv_state[slot, w] = rows[len(rows) - window + w]
+
+
+def verify_layer(
+    mixed: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None = None,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    neg_eigval: bool = False,
+    conv_state: Tensor,
+    state: Tensor,
+    slots: Tensor | None = None,
+    parents: Tensor | None = None,
+    lengths: Tensor | None = None,
+    pending: Pending | None = None,
+    pending_mixed: Tensor | None = None,
+    prefix: Prefix | None = None,
+    prefix_mixed: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_gate: Tensor | None = None,
+    scale: float | None = None,
+    strategy: str = "exact",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Factors]:
+    """`specdec.ops.verify_layer`: the references of its parts, one after the other."""
+    del strategy
+    real = dtype or torch.float64
+    B, N, C = mixed.shape
+    _, HV, DV, DK = state.shape
+    conv_pending = conv_prefix = None
+    if pending is not None and pending_mixed is not None:
+        conv_pending = ConvPending(pending_mixed, pending.path, pending.path_lengths)
+    if prefix is not None and prefix_mixed is not None:
+        conv_prefix = ConvPrefix(prefix_mixed, prefix.parents)
+    y = conv_verify(
+        mixed,
+        conv_weight,
+        conv_bias,
+        conv_state=conv_state,
+        pending=conv_pending,
+        prefix=conv_prefix,
+        slots=slots,
+        parents=parents,
+        lengths=lengths,
+        dtype=real,
+    )
+    keys = (C - HV * DV) // 2
+    q, k = (part.reshape(B, N, -1, DK) for part in (y[..., :keys], y[..., keys : 2 * keys]))  # [B, N, HK, DK]
+    v = y[..., 2 * keys :].reshape(B, N, HV, DV)
+    g, beta = gated_delta_gates_reference(a, b, A_log, dt_bias, neg_eigval)
+    out, factors = verify(
+        q,
+        k,
+        v,
+        g.to(real),
+        beta.to(real),
+        state=state,
+        pending=pending,
+        prefix=prefix,
+        scale=scale,
+        qk_l2norm=True,
+        slots=slots,
+        parents=parents,
+        lengths=lengths,
+        dtype=real,
+    )
+    if norm_weight is not None:
+        for row, _ in _rows(slots, B):  # padding stays zero
+            nodes = slice(0, _length(lengths, row, N))
+            gate = None if norm_gate is None else norm_gate[row, nodes]
+            out[row, nodes] = rms_norm_reference(out[row, nodes], norm_weight, norm_eps, gate).to(real)
+    if dtype is None:
+        out, factors = out.to(mixed.dtype), Factors(*(t.float() for t in factors if t is not None))
+    return out, factors
 
 
 def prefill(

@@ -2,7 +2,7 @@
 // it computes.
 #pragma once
 
-#include "primitives.cuh"
+#include "tensor_cores.cuh"
 
 namespace specdec::cuda {
 

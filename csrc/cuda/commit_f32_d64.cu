@@ -1,9 +1,0 @@
-#include "commit.cuh"
-#include "instances.cuh"
-#include "launch.cuh"
-
-namespace specdec::cuda {
-
-SPECDEC_TILE_INSTANCES(Commit, float, 64)
-
-}  // namespace specdec::cuda

@@ -1,9 +1,0 @@
-#include "instances.cuh"
-#include "launch.cuh"
-#include "verify_hybrid.cuh"
-
-namespace specdec::cuda {
-
-SPECDEC_USUAL_TILE_INSTANCES(VerifyHybrid, bfloat16, 256)
-
-}  // namespace specdec::cuda

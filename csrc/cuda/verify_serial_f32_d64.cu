@@ -1,9 +1,0 @@
-#include "instances.cuh"
-#include "launch.cuh"
-#include "verify_serial.cuh"
-
-namespace specdec::cuda {
-
-SPECDEC_TILE_INSTANCES(VerifySerial, float, 64)
-
-}  // namespace specdec::cuda
