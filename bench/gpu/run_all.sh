@@ -104,9 +104,9 @@ GPU_BENCH=$BUILD/bench/cpp/specdec_bench_cuda
 export -f build have
 export BUILD SITE WHEELS PYTHON GPU_TESTS GPU_BENCH
 # Every kernel family once; racecheck follows each access to shared memory and is slow.
-CHECKED='*/VerifyTest.*/head_delta_32x32:CudaSolve.LowerPrecisions:CudaSolve.PaddingIsZeroAndUnread'
-CHECKED+=':CudaPrefill.PaddedRowsAreZeroAndUnread:CudaConvVerify.PaddingIsZeroAndUnread'
-CHECKED+=':CudaConvVerify.PendingEqualsCommitFirst:CudaAcceptGreedy.RepeatedSiblings:CudaAcceptSampled.Limits'
+CHECKED='*/VerifyTest.*/head_delta_32x32:VerifySolve.LowerPrecisions:VerifySolve.PaddingIsZeroAndUnread'
+CHECKED+=':Prefill.PaddedRowsAreZeroAndUnread:ConvVerify.PaddingIsZeroAndUnread'
+CHECKED+=':ConvVerify.PendingEqualsCommitFirst:CudaAcceptGreedy.RepeatedSiblings:CudaAcceptSampled.Limits'
 
 sanitize() {  # TOOL OPTION...
   if [[ -z $DRY ]] && ! have compute-sanitizer; then
