@@ -32,8 +32,9 @@ struct ConvVerify {
   static constexpr int kChunk = 128;  // nodes of a chain in a block, at least W - 1
   static constexpr int kTaps = Traits::kWidth > 0 ? Traits::kWidth : kMaxConvWidth;
   static constexpr bool kStagedTaps = Traits::kVector && Traits::kWidth == 4;
-  static constexpr int kBlocksWanted =
-      1024;  // from here on a block takes more sequences, and weights are read less
+  // What runs at once on 132 multiprocessors. From there on a block takes more sequences: weights are read
+  // less, and no second wave of blocks runs half empty.
+  static constexpr int kBlocksWanted = 132 * kMinBlocks;
   static constexpr int kMostSequences = 16;
 
   // How the work is cut; the same on both sides of the launch.
@@ -55,8 +56,8 @@ struct ConvVerify {
       chunks = tree ? 1 : static_cast<int>((p.N + kChunk - 1) / kChunk);
       // A row without nodes still settles what is pending.
       if (chunks == 0) chunks = p.has_pending ? 1 : 0;
-      const int64_t blocks = p.B * tiles * chunks / kBlocksWanted;
-      sequences = blocks < 1 ? 1 : blocks > kMostSequences ? kMostSequences : static_cast<int>(blocks);
+      const int64_t waves = (p.B * tiles * chunks + kBlocksWanted - 1) / kBlocksWanted;
+      sequences = waves < 1 ? 1 : waves > kMostSequences ? kMostSequences : static_cast<int>(waves);
       const int nodes = static_cast<int>(p.N < kChunk || tree ? p.N : kChunk);
       rows = tree ? prefix + nodes : nodes + width - 1;
       parents = tree ? prefix + nodes : 0;

@@ -146,15 +146,7 @@ class Prefill {
   SPECDEC_DEVICE void solve(int64_t token, int count) const {
     Sums values, writes = {}, answers = {}, from_keys, from_queries;
     uint32_t poison = 0;
-    SPECDEC_UNROLL
-    for (int m = 0; m < kBlocks; ++m) {
-      SPECDEC_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        const int i = m * 16 + sum_row(r);
-        const int64_t c = tile_ * kStateRows + Chunk::column() + sum_column(r);
-        values.x[m][r] = i < count ? v_.load(at_token(p_.v_stride, row_, token + i, hv_) + c) : 0.0f;
-      }
-    }
+    Chunk::load_values(v_, p_.v_stride, row_, token, hv_, tile_ * kStateRows, count, values);
     chunk_.ask(count, from_keys, from_queries);
     chunk_.right_sides(0, values, from_keys, from_queries, writes, answers);
     chunk_.substitute(count, 0, writes, answers, poison);

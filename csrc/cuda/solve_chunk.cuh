@@ -70,6 +70,24 @@ class SolveChunk : public SolveCoefficients<Traits> {
 
   SPECDEC_DEVICE static int column() { return warp() * 8; }
 
+  // `count` rows of v from `token` on, its columns from `first` on being those of the block; zeros beyond.
+  SPECDEC_DEVICE static void load_values(const Elements& v, const Strides& stride, int64_t row, int64_t token,
+                                         int head, int first, int count, Sums& values) {
+    const bool aligned = v.aligned(stride);
+    SPECDEC_UNROLL
+    for (int m = 0; m < kBlocks; ++m) {
+      SPECDEC_UNROLL
+      for (int r = 0; r < 4; r += 2) {
+        const int i = m * 16 + sum_row(r);
+        Pack<float, 2> x{};
+        if (i < count) {
+          x = v.load2(at_token(stride, row, token + i, head) + first + column() + sum_column(r), aligned);
+        }
+        values.x[m][r] = x[0], values.x[m][r + 1] = x[1];
+      }
+    }
+  }
+
   // K S0 and Q S0, without e^G where the gate is per head; `count` rows.
   SPECDEC_DEVICE void ask(int count, Sums& from_keys, Sums& from_queries) const {
     SPECDEC_UNROLL

@@ -30,6 +30,17 @@ class Elements {
     if (dtype_ == DType::kFloat32) return f32_.load(i);
     return dtype_ == DType::kBFloat16 ? float_of(bf16_.load(i)) : float_of(f16_.load(i));
   }
+  // Elements i and i + 1, in one access where `aligned`.
+  SPECDEC_DEVICE Pack<float, 2> load2(int64_t i, bool aligned) const {
+    if (!aligned) return {{load(i), load(i + 1)}};
+    if (dtype_ == DType::kFloat32) return f32_.template load_vec<2>(i);
+    if (dtype_ == DType::kBFloat16) {
+      const Pack<bfloat16, 2> x = bf16_.template load_vec<2>(i);
+      return {{float_of(x[0]), float_of(x[1])}};
+    }
+    const Pack<half, 2> x = f16_.template load_vec<2>(i);
+    return {{float_of(x[0]), float_of(x[1])}};
+  }
   // Elements i to i + 3 of a 16-bit dtype as they are, in one access where `aligned`, and their values.
   SPECDEC_DEVICE Pack<bfloat16, 4> load_narrow(int64_t i) const { return bf16_.template load_vec<4>(i); }
   SPECDEC_DEVICE Pack<float, 4> widen(const Pack<bfloat16, 4>& x) const {

@@ -40,7 +40,9 @@ class VerifySolve {
       tiles = static_cast<int>(p.rec.DV / kStateRows);
       group = static_cast<int>(p.rec.HV / p.rec.HK);
       const int units = tiles * group;
-      const int64_t heads = p.B * p.rec.HK, wanted = (kEnough + heads - 1) / heads;
+      // To the nearest: a part more reads the tokens of its key head again.
+      const int64_t heads = p.B * p.rec.HK, nearest = (kEnough + heads / 2) / heads;
+      const int64_t wanted = nearest > 1 ? nearest : 1;
       const int most = wanted < units ? static_cast<int>(wanted) : units;
       each = (units + most - 1) / most;
       parts = (units + each - 1) / each;
@@ -269,15 +271,7 @@ class VerifySolve {
     const int count = n_ - first < kRows ? n_ - first : kRows;
     Sums values, writes = {}, answers = {};
     uint32_t poison = 0;
-    SPECDEC_UNROLL
-    for (int m = 0; m < kBlocks; ++m) {
-      SPECDEC_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        const int i = m * 16 + sum_row(r);
-        const int64_t c = tile_ * kStateRows + Chunk::column() + sum_column(r);
-        values.x[m][r] = i < count ? v_.load(at_token(p_.v_stride, b_, first + i, hv_) + c) : 0.0f;
-      }
-    }
+    Chunk::load_values(v_, p_.v_stride, b_, first, hv_, tile_ * kStateRows, count, values);
     for (int other = first - kRows; other >= 0; other -= kRows)
       add_earlier(first, other, writes, answers, poison);
     Sums from_keys, from_queries;
