@@ -93,10 +93,11 @@ class CudaLayer {
     const auto output = [&](const char* name, const void* data, int64_t bytes) {
       session.memory.add(name, data, static_cast<size_t>(bytes), simt::Direction::kOutput);
     };
-    output("out", v.out, rows * v.rec.HV * v.rec.DV * size);
-    output("k_out", v.k_out, rows * v.rec.HK * v.rec.DK * 4);
-    output("u_out", v.u_out, rows * v.rec.HV * v.rec.DV * 4);
-    output("g_out", v.g_out, rows * v.rec.HV * 4);
+    const LayerCase& c = problem_.c;  // as the arrays are, whatever a test has made of the parameters
+    output("out", v.out, rows * c.HV * c.DV * size);
+    output("k_out", v.k_out, rows * c.HK * c.DK * 4);
+    output("u_out", v.u_out, rows * c.HV * c.DV * 4);
+    output("g_out", v.g_out, rows * c.HV * 4);
     return session;
   }
 
