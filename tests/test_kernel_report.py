@@ -161,3 +161,31 @@ def test_counts_are_the_worst_of_the_shapes() -> None:
     kernel_report.join([row], shapes)
     assert (row.bytes_over_least, row.sectors_per_request, row.bank_conflicts) == (1.1, 4.0, 2)
     assert (row.shared_bytes, row.occupancy) == (1024, 0.5)
+
+
+def test_an_instance_that_no_shape_runs_is_a_fault() -> None:
+    rows = [kernel_report.Row("Commit<>", arch) for arch in ("sm_80", "sm_90")]
+    (fault,) = kernel_report.not_run(rows)
+    assert fault.startswith("Commit<> is run by no shape")
+    for row in rows:
+        row.sectors_per_request = 0.0
+    assert kernel_report.not_run(rows) == []
+
+
+def test_another_parser_reads_objects_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Path] = []
+
+    def read(path: Path) -> list[compiled_kernels.Kernel]:
+        reads.append(path)
+        return [compiled_kernels.Kernel("Commit<>", "sm_80")]
+
+    monkeypatch.setattr(kernel_report, "read_object", read)
+    monkeypatch.setattr(kernel_report, "ROOT", tmp_path)
+    (tmp_path / "tools").mkdir()
+    parser, compiled, memory = tmp_path / "tools/compiled_kernels.py", tmp_path / "a.o", tmp_path / "memory"
+    parser.write_text("1")
+    compiled.write_text("")
+    for count, text in ((1, "1"), (1, "1"), (2, "2")):
+        parser.write_text(text)
+        assert len(kernel_report.compiled([compiled], memory, 1)) == 1
+        assert len(reads) == count

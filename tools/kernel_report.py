@@ -6,13 +6,14 @@ of the last table are predictions from counted bytes and operations and the vend
 
 Objects that have not changed since the last report are neither compiled nor read again.
 
-It fails where an instance uses local memory (a spill), or where a kernel of the masked solve has no
-tensor-core instruction.
+It fails where an instance uses local memory (a spill), where solve or prefill have no tensor-core
+instruction, where a kernel on the state has no load of 16 bytes, and where no shape runs an instance.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -38,7 +39,7 @@ class Row(Kernel):
     occupancy: float | None = None
     bytes_over_least: float | None = None  # of all launches of the op
     sectors_per_request: float | None = None
-    bank_conflicts: int | None = None  # passes of the worst request to shared memory: 1 is none
+    bank_conflicts: int | None = None  # passes of the worst request to shared memory beyond its first
 
 
 @dataclass
@@ -84,7 +85,8 @@ def build(directory: Path, archs: str | None, jobs: int) -> tuple[list[Path], Pa
 def compiled(objects: list[Path], memory: Path, jobs: int) -> list[Kernel]:
     """The kernels of the objects; `memory` is a file that remembers those of objects read before."""
     known = json.loads(memory.read_text()) if memory.exists() else {}
-    marks = {path.name: [path.stat().st_mtime_ns, path.stat().st_size] for path in objects}
+    parser = hashlib.sha256((ROOT / "tools/compiled_kernels.py").read_bytes()).hexdigest()
+    marks = {path.name: [path.stat().st_mtime_ns, path.stat().st_size, parser] for path in objects}
     fresh = [path for path in objects if known.get(path.name, {}).get("mark") != marks[path.name]]
     with ThreadPoolExecutor(jobs) as pool:
         for path, kernels in zip(fresh, pool.map(read_object, fresh), strict=True):
@@ -160,6 +162,12 @@ def join(rows: list[Row], shapes: list[Shape]) -> None:
         row.occupancy = round(arch.occupancy(row.threads, row.registers, row.shared_bytes), 3)
 
 
+def not_run(rows: list[Row]) -> list[str]:
+    """Faults: instances that no shape has run."""
+    names = dict.fromkeys(row.kernel for row in rows if row.sectors_per_request is None)
+    return [f"{name} is run by no shape of tools/kernel_shapes.cpp" for name in names]
+
+
 def table(heading: str, lines: list[list[str]]) -> None:
     """Prints columns, the first to the left."""
     first, *rest = (list(column) for column in zip(heading.split("|"), *lines, strict=True))
@@ -183,7 +191,8 @@ def counted(value: float | None) -> str:
 def show(rows: list[Row], shapes: list[Shape]) -> None:
     """Prints the three tables."""
     print(
-        "Kernels as compiled, and traffic as the executor counted it on standard shapes (-: not among them)"
+        "Kernels as compiled, and traffic as the executor counted it on shapes (-: not on a standard one);\n"
+        "extra passes are those of the worst request to shared memory, by bank conflicts"
     )
     lines = []
     for r in rows:
@@ -194,7 +203,7 @@ def show(rows: list[Row], shapes: list[Shape]) -> None:
         cells = [*map(str, numbers), occupancy, *map(str, facts), *map(counted, traffic)]
         lines.append([r.kernel, r.arch, *cells])
     resources, sass = "regs|shared|spill|occupancy", "HMMA|128-bit loads|local"
-    table(f"kernel|arch|{resources}|{sass}|bytes/least|sectors/req|conflicts", lines)
+    table(f"kernel|arch|{resources}|{sass}|bytes/least|sectors/req|extra passes", lines)
 
     print("Standard shapes: bytes counted over all launches of an op, and the least possible")
     shapes = [shape for shape in shapes if shape.listed]
@@ -255,6 +264,7 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     found = [fault for row in rows for fault in faults(row, row.kernel)]
+    found += not_run(rows)
     if not rows:
         found.append("no kernel was compiled")
     for fault in found:

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch_tiles.cuh"
+#include "layer_limits.h"
 #include "ops.h"
 #include "session.h"
 
@@ -30,8 +32,14 @@ class Run {
     add(name, data, count, simt::Direction::kInput, 1, 0);
     return data;
   }
-  int32_t* indices(const char* name, const std::vector<int32_t>& values) {
-    int32_t* data = reinterpret_cast<int32_t*>(raw(static_cast<int64_t>(values.size()) * 4));
+  // Of 16 bits: zeros.
+  void* input(const char* name, int64_t count, DType dtype) {
+    if (dtype == DType::kFloat32) return input(name, count);
+    return zeros(name, count, simt::Direction::kInput, 1, 0);
+  }
+  template <typename T>
+  T* indices(const char* name, const std::vector<T>& values) {
+    T* data = reinterpret_cast<T*>(raw(static_cast<int64_t>(values.size() * sizeof(T))));
     std::copy(values.begin(), values.end(), data);
     add(name, data, static_cast<int64_t>(values.size()), simt::Direction::kInput, 1, 0);
     return data;
@@ -48,6 +56,10 @@ class Run {
     add(name, data, count, simt::Direction::kOutput, 0, 1);
     return data;
   }
+  void* output(const char* name, int64_t count, DType dtype) {
+    if (dtype == DType::kFloat32) return output<float>(name, count);
+    return zeros(name, count, simt::Direction::kOutput, 0, 1);
+  }
   // Read once and, where `written`, written once.
   float* state(int64_t count, bool written) {
     float* data = reals(count);
@@ -56,9 +68,7 @@ class Run {
   }
   void* state(int64_t count, bool written, DType dtype) {
     if (dtype == DType::kFloat32) return state(count, written);
-    uint16_t* data = reinterpret_cast<uint16_t*>(raw(count * 2));  // zeros
-    add("state", data, count, simt::Direction::kBoth, 1, written ? 1 : 0);
-    return data;
+    return zeros("state", count, simt::Direction::kBoth, 1, written ? 1 : 0);
   }
   // Not among what has to be moved.
   Workspace workspace(int64_t bytes) {
@@ -72,13 +82,12 @@ class Run {
     session_.memory.add(name, data, bytes, simt::Direction::kBoth);
   }
 
-  // Nothing where the backend has no kernel for the call.
+  // A call that the backend refuses is an error: every shape here is one that has a kernel.
   void finish(const std::function<Status(Stream)>& call) {
     const Status status = call(&session_);
-    if (status == Status::kUnsupported) return;
     if (status != Status::kOk || !session_.report.clean()) {
-      std::fprintf(stderr, "%s %s failed\n%s\n", op_.c_str(), shape_.c_str(),
-                   session_.report.to_string().c_str());
+      std::fprintf(stderr, "%s %s failed with status %d\n%s\n", op_.c_str(), shape_.c_str(),
+                   static_cast<int>(status), session_.report.to_string().c_str());
       std::exit(1);
     }
     static bool first = true;
@@ -97,14 +106,19 @@ class Run {
           first_kernel ? "" : ",", k.kernel.c_str(), static_cast<long long>(k.read.bytes),
           static_cast<long long>(k.write.bytes), static_cast<long long>(k.shared_bytes),
           requests > 0 ? static_cast<double>(sectors) / static_cast<double>(requests) : 0.0,
-          static_cast<long long>(k.shared.worst), static_cast<long long>(k.mma_tf32),
-          static_cast<long long>(k.mma_bf16));
+          static_cast<long long>(std::max<int64_t>(k.shared.worst, 1) - 1),
+          static_cast<long long>(k.mma_tf32), static_cast<long long>(k.mma_bf16));
       first_kernel = false;
     }
     std::printf("]}");
   }
 
  private:
+  uint16_t* zeros(const char* name, int64_t count, simt::Direction direction, int reads, int writes) {
+    uint16_t* data = reinterpret_cast<uint16_t*>(raw(count * 2));
+    add(name, data, count, direction, reads, writes);
+    return data;
+  }
   char* raw(int64_t bytes) {
     storage_.emplace_back(new double[static_cast<size_t>(bytes / 8 + 2)]());
     return reinterpret_cast<char*>(storage_.back().get());
@@ -129,7 +143,8 @@ class Run {
   simt::Session session_;
 };
 
-std::vector<int32_t> rows(int64_t B, const std::function<int32_t(int64_t)>& value, int64_t N = 1) {
+// [B, N], B times the same.
+std::vector<int32_t> rows(int64_t B, const std::function<int32_t(int64_t)>& value, int64_t N) {
   std::vector<int32_t> out;
   for (int64_t i = 0; i < B * N; ++i) out.push_back(value(i % N));
   return out;
@@ -309,7 +324,15 @@ void run_commit(CommitMode mode, const char* op, const Layer& layer) {
 constexpr std::pair<Precision, const char*> kPrecisions[] = {
     {Precision::kTf32x3, " tf32x3"}, {Precision::kTf32, " tf32"}, {Precision::kBf16, " bf16"}};
 
-// Every instance but those of the tall tile, on a head with one tile of value rows.
+// The tall tile, which wants many heads.
+void run_tall(Layer layer) {
+  layer.HV = kEnoughBlocks, layer.DV = kTall;
+  run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", layer, 1, false, true);
+  run_commit(CommitMode::kFast, "commit fast", layer);
+  if (layer.gate == Gate::kHead) run_layer(layer, 1, false, true);
+}
+
+// Every instance of the kernels on state tiles, on a head with one tile of value rows.
 void run_instances() {
   for (const DType state : {DType::kFloat32, DType::kBFloat16}) {
     for (const Gate gate : {Gate::kHead, Gate::kChannel}) {
@@ -323,7 +346,8 @@ void run_instances() {
         run_verify(Strategy::kHybrid, Precision::kIeee, "verify hybrid", layer, 6, true, true);
         run_commit(CommitMode::kExact, "commit exact", layer);
         run_commit(CommitMode::kFast, "commit fast", layer);
-        run_layer(layer, 6, true, true);
+        if (gate == Gate::kHead && has_layer_keys(DK)) run_layer(layer, 6, true, true);
+        if (has_tall(gate == Gate::kChannel, static_cast<int>(DK))) run_tall(layer);
         if (state != DType::kFloat32 || (DK != 128 && DK != 256)) continue;
         for (const auto& [precision, name] : kPrecisions) {
           for (const int64_t N : {8, 24})
@@ -335,62 +359,87 @@ void run_instances() {
   }
 }
 
-void run_conv(int64_t N, bool pending) {
-  constexpr int64_t B = 1, C = 512, W = 4, kPending = 3;
+// Types and sizes of a convolution.
+struct Conv {
+  DType x = DType::kFloat32, window = DType::kFloat32;
+  int64_t W = 4, C = 512;
+  bool listed = true;
+};
+
+void run_conv(const Conv& conv, int64_t N, bool pending) {
+  constexpr int64_t B = 1;
+  const int64_t C = conv.C, W = conv.W, moved = W - 1;
   Run run("conv_verify", describe(B, N, pending ? " tree pending 3" : " tree"),
-          2.0 * W * C * static_cast<double>(N) * B);
+          2.0 * static_cast<double>(W * C * N * B), conv.listed);
   ConvVerifyParams p;
   p.B = B, p.N = N, p.C = C, p.W = W;
-  p.x = {run.input("x", B * N * C), DType::kFloat32, N, N * C, C};
+  p.x = {run.input("x", B * N * C, conv.x), conv.x, N, N * C, C};
   p.weight = run.input("weight", C * W);
   p.parents = binary_tree(run, B, N);
   if (pending) {
     // A path of W - 1 replaces the window: it is written and not read.
-    p.state = {run.output<float>("state", B * (W - 1) * C), DType::kFloat32, B, (W - 1) * C};
+    p.state = {run.output("state", B * moved * C, conv.window), conv.window, B, moved * C};
     p.has_pending = true;
-    p.pending = {run.input("pending", B * kPending * C), DType::kFloat32, kPending, kPending * C, C};
-    p.pending_path = {nullptr, nullptr, kPending};
+    p.pending = {run.input("pending", B * moved * C, conv.x), conv.x, moved, moved * C, C};
+    p.pending_path = {nullptr, nullptr, moved};
   } else {
-    p.state = {run.state(B * (W - 1) * C, false), DType::kFloat32, B, (W - 1) * C};
+    p.state = {run.state(B * moved * C, false, conv.window), conv.window, B, moved * C};
   }
-  p.y = run.output<float>("y", B * N * C);
+  p.y = run.output("y", B * N * C, conv.x);
   run.finish([&](Stream stream) { return conv_verify(p, stream); });
 }
 
-void run_conv_commit() {
-  constexpr int64_t B = 4, C = 512, W = 4, P = 3;
-  Run run("conv_commit", describe(B, P, ""), 0.0);
+void run_conv_commit(const Conv& conv) {
+  constexpr int64_t B = 4;
+  const int64_t C = conv.C, P = conv.W - 1;
+  Run run("conv_commit", describe(B, P, ""), 0.0, conv.listed);
   ConvCommitParams p;
-  p.B = B, p.C = C, p.W = W;
-  p.x = {run.input("x", B * P * C), DType::kFloat32, P, P * C, C};
+  p.B = B, p.C = C, p.W = conv.W;
+  p.x = {run.input("x", B * P * C, conv.x), conv.x, P, P * C, C};
   p.path = {nullptr, nullptr, P};
-  p.state = {run.output<float>("state", B * (W - 1) * C), DType::kFloat32, B, (W - 1) * C};
+  p.state = {run.output("state", B * P * C, conv.window), conv.window, B, P * C};
   run.finish([&](Stream stream) { return conv_commit(p, stream); });
+}
+
+// Every instance of the convolution: types, taps, and rows that are no whole vectors.
+void run_conv_instances() {
+  for (const DType x : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const bool own : {false, true}) {
+      for (const int64_t W : {3, 4}) {
+        for (const int64_t C : {64, 65}) {
+          const Conv conv = {x, own ? x : DType::kFloat32, W, C, false};
+          run_conv(conv, 6, true);
+          run_conv_commit(conv);
+        }
+      }
+    }
+  }
 }
 
 // Candidates that are all wrong, so that the round ends at its root.
 template <typename Params>
 void add_round(Run& run, Params& p, int64_t B, int64_t N, int64_t V) {
   p.B = B, p.N = N, p.V = V;
-  const std::vector<int32_t> tokens = rows(B * N * 2, [](int64_t) { return 0; });
-  p.draft.tokens = reinterpret_cast<const int64_t*>(run.indices("tokens", tokens));
+  p.draft.tokens = run.indices("tokens", std::vector<int64_t>(static_cast<size_t>(B * N)));
   p.accepted = {run.output<int32_t>("path", B * N), run.output<int32_t>("path_lengths", B),
                 run.output<int64_t>("next_token", B), N};
 }
 
-void run_accept_greedy() {
-  constexpr int64_t B = 2, N = 4, V = 32768;
-  Run run("accept_greedy", describe(B, N, " V 32768"), 1.0 * B * N * V);
+void run_accept_greedy(DType dtype, int64_t V, bool listed) {
+  constexpr int64_t B = 2, N = 4;
+  Run run("accept_greedy", describe(B, N, " V ") + std::to_string(V), static_cast<double>(B * N * V), listed);
   AcceptGreedyParams p;
   add_round(run, p, B, N, V);
-  p.logits = run.input("logits", B * N * V), p.stride_b = N * V, p.stride_n = V;
+  p.dtype = dtype;
+  p.logits = run.input("logits", B * N * V, dtype), p.stride_b = N * V, p.stride_n = V;
   const Workspace space = run.workspace(accept_greedy_workspace_bytes(p));
   run.finish([&](Stream stream) { return accept_greedy(p, space, stream); });
 }
 
-void run_accept_sampled(bool drafted) {
-  constexpr int64_t B = 2, N = 2, V = 65536;
-  Run run("accept_sampled", describe(B, N, drafted ? " V 65536 drawn" : " V 65536 one-hot"), 2.0 * B * V);
+void run_accept_sampled(bool drafted, int64_t V, bool listed) {
+  constexpr int64_t B = 2, N = 2;
+  Run run("accept_sampled", describe(B, N, " V ") + std::to_string(V) + (drafted ? " drawn" : " one-hot"),
+          2.0 * static_cast<double>(B * V), listed);
   AcceptSampledParams p;
   add_round(run, p, B, N, V);
   // The rows that decide, and no others: with drawn drafts the first of each sequence.
@@ -442,12 +491,18 @@ int main() {
   run_commit(CommitMode::kFast, "commit fast", kFew);
   run_instances();
   for (const int64_t N : {8, 32}) {
-    for (const bool pending : {false, true}) run_conv(N, pending);
+    for (const bool pending : {false, true}) run_conv(Conv(), N, pending);
   }
-  run_conv_commit();
-  run_accept_greedy();
-  run_accept_sampled(true);
-  run_accept_sampled(false);
+  run_conv_commit(Conv());
+  run_conv_instances();
+  run_accept_greedy(DType::kFloat32, 32768, true);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t V : {64, 65}) run_accept_greedy(dtype, V, false);
+  }
+  for (const bool drafted : {true, false}) {
+    run_accept_sampled(drafted, 65536, true);
+    run_accept_sampled(drafted, 65, false);
+  }
   std::printf("\n]\n");
   return 0;
 }

@@ -87,16 +87,15 @@ template <Gate kGate, typename State>
 void commit_range(const CommitParams& p, int64_t tile_rows, int64_t begin, int64_t end) {
   const int64_t DK = p.rec.DK, size = decay_size(p.rec);
   const int64_t most = std::min(p.path.max_length, p.factors.nodes);
-  const int64_t line = 16;
-  const int64_t records = round_up(most * static_cast<int64_t>(sizeof(Factor) / sizeof(float)), line);
+  const int64_t records = round_up(most * static_cast<int64_t>(sizeof(Factor) / sizeof(float)), kLineFloats);
   const bool scaled = p.mode == CommitMode::kFast && size > 0;
   HeadFactors head;
-  float* at =
-      thread_scratch(records + round_up(most * size, line) + round_up(size, line) + (scaled ? most * DK : 0));
+  float* at = thread_scratch(records + round_up(most * size, kLineFloats) + round_up(size, kLineFloats) +
+                             (scaled ? most * DK : 0));
   head.factors = reinterpret_cast<Factor*>(at);
   head.decays = at + records;
-  head.total = head.decays + round_up(most * size, line);
-  head.keys = head.total + round_up(size, line);
+  head.total = head.decays + round_up(most * size, kLineFloats);
+  head.keys = head.total + round_up(size, kLineFloats);
 
   const int64_t tiles = (p.rec.DV + tile_rows - 1) / tile_rows;
   int64_t staged = -1;

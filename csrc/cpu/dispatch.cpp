@@ -2,7 +2,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "layer_ops.h"
 #include "ops.h"
 
 namespace specdec::cpu {

@@ -6,6 +6,7 @@
 #include "conv_tile.h"
 #include "gates_row.h"
 #include "recurrence.h"
+#include "scratch.h"
 #include "specdec/layer_params.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -25,7 +26,7 @@ class LayerTokens {
 
   // Working memory of a sequence.
   int64_t floats() const {
-    return key_floats() * 2 + value_floats() + 2 * round_up(p_.verify.N * p_.verify.rec.HV, kLine);
+    return key_floats() * 2 + value_floats() + 2 * round_up(p_.verify.N * p_.verify.rec.HV, kLineFloats);
   }
 
   // Row b with `length` new nodes: its gates, all heads at once. `room` has floats().
@@ -38,7 +39,7 @@ class LayerTokens {
     tokens_.k = k_ = room + key_floats();
     tokens_.v = v_ = room + 2 * key_floats();
     float* g = room + 2 * key_floats() + value_floats();
-    float* beta = g + round_up(p_.verify.N * p_.verify.rec.HV, kLine);
+    float* beta = g + round_up(p_.verify.N * p_.verify.rec.HV, kLineFloats);
     tokens_.g = g;
     tokens_.beta = beta;
     const LayerPrologue& from = p_.prologue;
@@ -61,10 +62,8 @@ class LayerTokens {
   void value_head(int64_t hv) { make(LayerChannels(p_.verify.rec, 0, hv).v, DV_, v_); }
 
  private:
-  static constexpr int64_t kLine = 16;  // floats of a cache line
-
-  int64_t key_floats() const { return round_up(p_.verify.N * DK_, kLine); }
-  int64_t value_floats() const { return round_up(p_.verify.N * DV_, kLine); }
+  int64_t key_floats() const { return round_up(p_.verify.N * DK_, kLineFloats); }
+  int64_t value_floats() const { return round_up(p_.verify.N * DV_, kLineFloats); }
 
   // to [length, count] in the dtype of the verification.
   void make(int64_t begin, int64_t count, void* to) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "specdec/dense_params.h"
+#include "specdec/layer_params.h"
 #include "specdec/params.h"
 
 namespace specdec::cpu {
@@ -9,6 +10,7 @@ namespace specdec::cpu {
 Status conv_verify(const ConvVerifyParams& p);
 Status conv_commit(const ConvCommitParams& p);
 Status verify(const VerifyParams& p);
+Status verify_layer(const VerifyLayerParams& p);
 Status commit(const CommitParams& p);
 Status prefill(const PrefillParams& p);
 Status linear(const LinearParams& p);

@@ -7,7 +7,7 @@ namespace specdec::cpu {
 
 namespace {
 
-constexpr size_t kLine = 64;
+constexpr size_t kLine = kLineFloats * sizeof(float);
 
 struct Buffer {
   float* data = nullptr;

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace specdec::cpu {
+
+constexpr int64_t kLineFloats = 16;  // of a cache line
 
 // At least `count` floats, aligned to a cache line, contents undefined; valid until this thread's next call.
 float* thread_scratch(size_t count);

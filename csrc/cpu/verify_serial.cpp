@@ -63,7 +63,7 @@ Sequence sequence_of(const VerifyParams& p, int64_t b) {
 
 // Rows [row, row + count), at most a vector of them, from the dots of the parent's state.
 template <Update kUpdate, typename T>
-inline void finish(const Token& token, int64_t row, int64_t count, Vec sk, Vec sq) {
+inline void answer(const Token& token, int64_t row, int64_t count, Vec sk, Vec sq) {
   Vec u = load_some(static_cast<const T*>(token.v) + row, count);
   if (kUpdate == Update::kDelta) {
     u = Vec::set(token.beta) * (u - Vec::set(token.decay) * sk);
@@ -73,11 +73,11 @@ inline void finish(const Token& token, int64_t row, int64_t count, Vec sk, Vec s
   store_some(static_cast<T*>(token.out) + row, out, count);
 }
 
-using Finish = decltype(&finish<Update::kDelta, float>);
+using Answer = decltype(&answer<Update::kDelta, float>);
 
 template <typename T>
-Finish finish_for(Update update) {
-  return update == Update::kDelta ? &finish<Update::kDelta, T> : &finish<Update::kAdditive, T>;
+Answer answer_for(Update update) {
+  return update == Update::kDelta ? &answer<Update::kDelta, T> : &answer<Update::kAdditive, T>;
 }
 
 template <Gate kGate, typename State>
@@ -87,12 +87,12 @@ class Verifier {
   Verifier(const VerifyParams& p, int64_t rows, LayerTokens* tokens = nullptr, FinishLayer* finish = nullptr)
       : p_(p),
         tokens_(tokens),
-        finish_layer_(finish),
+        finish_(finish),
         rows_(rows),
         tiles_((p.rec.DV + rows - 1) / rows),
         decays_(decay_size(p.rec)),
         prefix_(p.has_prefix ? p.prefix.nodes : 0),
-        finish_(visit_dtype(p.dtype, [&](auto tag) { return finish_for<decltype(tag)>(p.rec.update); })) {}
+        answer_(visit_dtype(p.dtype, [&](auto tag) { return answer_for<decltype(tag)>(p.rec.update); })) {}
 
   // Work is counted in units; every tile of sequence b takes cost(b) of them, about one a pass.
   int64_t units() const {
@@ -155,8 +155,8 @@ class Verifier {
       if (row == 0) write_head_factors(p_, s.b, s.length, hv, w.k);
       clear_padding(p_, s.b, s.length, hv, row, rows);
       const bool last_here = tile + 1 == last || (tile + 1) % tiles_ == 0;
-      if (finish_layer_ != nullptr && last_here) {
-        finish_layer_->add(s.b, s.slot, s.length, hv, tile + 1 - std::max(first, hv * tiles_));
+      if (finish_ != nullptr && last_here) {
+        finish_->add(s.b, s.slot, s.length, hv, tile + 1 - std::max(first, hv * tiles_));
       }
     }
   }
@@ -164,16 +164,15 @@ class Verifier {
   Workspace workspace(const Sequence& s, const VerifyPlan& plan) const {
     const int64_t N = p_.N, DK = p_.rec.DK;
     const int64_t stored = prefix_ + s.pending_count;
-    const int64_t line = 16;  // floats of a cache line
-    const int64_t keys = round_up(N * DK, line), decays = round_up(N * decays_, line);
-    const int64_t stored_decays = round_up(stored * decays_, line);
+    const int64_t keys = round_up(N * DK, kLineFloats), decays = round_up(N * decays_, kLineFloats);
+    const int64_t stored_decays = round_up(stored * decays_, kLineFloats);
     const auto records = [&](int64_t count, size_t bytes) {
-      return round_up(count * static_cast<int64_t>(bytes / sizeof(float)), line);
+      return round_up(count * static_cast<int64_t>(bytes / sizeof(float)), kLineFloats);
     };
     const int64_t factors = records(stored + N, sizeof(Factor));
     const int64_t probes = records(N, sizeof(Probe)), tokens = records(N, sizeof(Token));
-    float* at = thread_scratch((plan.slots * rows_ + kRows) * DK + kApart + 2 * keys + round_up(N, line) +
-                               decays + stored_decays + factors + probes + tokens +
+    float* at = thread_scratch((plan.slots * rows_ + kRows) * DK + kApart + 2 * keys +
+                               round_up(N, kLineFloats) + decays + stored_decays + factors + probes + tokens +
                                (tokens_ != nullptr ? tokens_->floats() : 0));
     const auto take = [&at](int64_t count) {
       float* part = at;
@@ -186,7 +185,7 @@ class Verifier {
     take(kApart);
     w.k = take(keys);
     w.q = take(keys);
-    w.kq = take(round_up(N, line));
+    w.kq = take(round_up(N, kLineFloats));
     w.decay = take(decays);
     w.stored_decay = take(stored_decays);
     w.pending = reinterpret_cast<Factor*>(take(factors));
@@ -249,7 +248,7 @@ class Verifier {
       const Token* tokens = w.tokens + step.first_child;
       for (int c = 0; c < step.children; ++c) fetch_token(tokens[c], row + rows);
       const auto answer = [&](int64_t child, int64_t r, int64_t count, Vec sk, Vec sq) {
-        finish_(tokens[child], row + r, count, sk, sq);
+        answer_(tokens[child], row + r, count, sk, sq);
       };
       if (fold) {
         run_pass<kGate>(durable, durable, pass, answer);
@@ -285,9 +284,9 @@ class Verifier {
 
   const VerifyParams& p_;
   LayerTokens* const tokens_;
-  FinishLayer* const finish_layer_;
+  FinishLayer* const finish_;
   const int64_t rows_, tiles_, decays_, prefix_;
-  const Finish finish_;
+  const Answer answer_;
 };
 
 // `layer`: what is around p, null for nothing.

@@ -53,11 +53,11 @@ struct GreedyParts {
     const Global<const T> logits =
         Global<const T>(static_cast<const T*>(p.op.logits)) + b * p.op.stride_b + n * p.op.stride_n;
     uint64_t best = 0;
-#pragma unroll 4
+    SPECDEC_UNROLL_BY(4)
     for (int64_t i = first + thread() * kVec; i < end; i += kThreads * kVec) {
       if constexpr (kVector) {
         const Pack<T, kVec> pack = logits.template load_vec<kVec>(i);
-#pragma unroll
+        SPECDEC_UNROLL
         for (int j = 0; j < kVec; ++j) best = larger(best, greedy_key(float_of(pack[j]), i + j));
       } else {
         best = larger(best, greedy_key(float_of(logits.load(i)), i));

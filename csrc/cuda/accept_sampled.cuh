@@ -57,7 +57,7 @@ struct WeightRow {
     float of_p[4] = {}, of_q[4] = {};
     load(p, i, of_p);
     if (residual) load(q, i, of_q);
-#pragma unroll
+    SPECDEC_UNROLL
     for (int j = 0; j < 4; ++j) {
       plain[j] = static_cast<double>(of_p[j]);
       const double rest = plain[j] - static_cast<double>(of_q[j]);
@@ -96,10 +96,10 @@ struct WeightRow {
     if constexpr (kVector) {
       if (i >= V) return;
       const Pack<float, 4> pack = row.load_vec<4>(i);
-#pragma unroll
+      SPECDEC_UNROLL
       for (int j = 0; j < 4; ++j) x[j] = pack[j];
     } else {
-#pragma unroll
+      SPECDEC_UNROLL
       for (int j = 0; j < 4; ++j) {
         if (i + j < V) x[j] = row.load(i + j);
       }
@@ -233,7 +233,7 @@ struct SampledDraw {
       double weight[4];
       load(row, plain_only, segment + lane() * 4, weight);
       of_lanes.store(lane(), weight[0] + weight[1] + weight[2] + weight[3]);
-#pragma unroll
+      SPECDEC_UNROLL
       for (int j = 0; j < 4; ++j) weights.store(j * 32 + lane(), weight[j]);
     }
     barrier();
@@ -256,7 +256,7 @@ struct SampledDraw {
                                   double (&x)[4]) {
     double weight[4], plain[4];
     row.load(i, weight, plain);
-#pragma unroll
+    SPECDEC_UNROLL
     for (int j = 0; j < 4; ++j) x[j] = plain_only ? plain[j] : weight[j];
   }
 

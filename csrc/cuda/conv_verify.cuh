@@ -12,6 +12,7 @@
 // One order of operations for every shape and instance: a number depends on its W inputs alone.
 #pragma once
 
+#include "activation.cuh"
 #include "conv_window.cuh"
 
 namespace specdec::cuda {
@@ -135,18 +136,18 @@ struct ConvVerify {
     SPECDEC_DEVICE Taps load_taps() const {
       Taps own;
       const Global<const float> w(p.weight), given_bias(p.bias);
-#pragma unroll
+      SPECDEC_UNROLL
       for (int i = 0; i < kLane; ++i) {
         const int64_t c = own_channel(i);
         const bool valid = c < p.C;
         if constexpr (kStagedTaps) {
           const int at = lane() * kLane + i;
           const Pack<float, 4> taps_of_c = valid ? taps.template load_vec<4>(at * 4) : Pack<float, 4>{};
-#pragma unroll
+          SPECDEC_UNROLL
           for (int t = 0; t < 4; ++t) own.weight[t][i] = taps_of_c[3 - t];
           own.bias[i] = valid ? taps.load(kTile * 4 + at) : 0.0f;
         } else {
-#pragma unroll
+          SPECDEC_UNROLL
           for (int t = 0; t < kTaps; ++t) {
             own.weight[t][i] = valid && t < plan.width ? w.load(c * plan.width + plan.width - 1 - t) : 0.0f;
           }
@@ -232,21 +233,21 @@ struct ConvVerify {
       Pack<X, kLane> y{};
       if (own_channel() >= p.C) return y;
       int ids[kTaps];  // newest first; -1: the newest row of the window, -2: the one before
-#pragma unroll
+      SPECDEC_UNROLL
       for (int t = 0; t < kTaps; ++t) {
         ids[t] = id;
         if (t + 1 < plan.width) id = plan.tree && id >= 0 ? parents.load(id) : id - 1;
       }
       float sum[kLane];
-#pragma unroll
+      SPECDEC_UNROLL
       for (int i = 0; i < kLane; ++i) sum[i] = own.bias[i];
-#pragma unroll
+      SPECDEC_UNROLL
       for (int t = kTaps - 1; t >= 0; --t) {
         if (t < plan.width) add(ids[t], first_id, own.weight[t], sum);
       }
-#pragma unroll
+      SPECDEC_UNROLL
       for (int i = 0; i < kLane; ++i) {
-        if (p.activation == Activation::kSilu) sum[i] = sum[i] / (1.0f + exp(-sum[i]));
+        if (p.activation == Activation::kSilu) sum[i] = silu(sum[i]);
         y[i] = round_to<X>(sum[i]);
       }
       return y;
@@ -255,17 +256,17 @@ struct ConvVerify {
     SPECDEC_DEVICE void add(int id, int first_id, const float (&w)[kLane], float (&sum)[kLane]) const {
       if (id >= 0) {
         const Pack<X, kLane> x = staged.template load_vec<kLane>((id - first_id) * kTile + lane() * kLane);
-#pragma unroll
+        SPECDEC_UNROLL
         for (int i = 0; i < kLane; ++i) sum[i] = fma(w[i], float_of(x[i]), sum[i]);
         return;
       }
       const int at = (plan.width - 1 + id) * kTile + lane() * kLane;
       if constexpr (Traits::kVector) {
         const Pack<S, kLane> x = window.template load_vec<kLane>(at);
-#pragma unroll
+        SPECDEC_UNROLL
         for (int i = 0; i < kLane; ++i) sum[i] = fma(w[i], float_of(x[i]), sum[i]);
       } else {
-#pragma unroll
+        SPECDEC_UNROLL
         for (int i = 0; i < kLane; ++i) {
           // A row that ends inside this lane's channels leaves the rest of the window unwritten.
           if (own_channel(i) < p.C) sum[i] = fma(w[i], float_of(window.load(at + i)), sum[i]);
@@ -278,7 +279,7 @@ struct ConvVerify {
       if constexpr (Traits::kVector) {
         if (own_channel() < p.C) y.template store_vec<kLane>(at, pack);
       } else {
-#pragma unroll
+        SPECDEC_UNROLL
         for (int i = 0; i < kLane; ++i) {
           if (own_channel(i) < p.C) y.store(at + i, pack[i]);
         }

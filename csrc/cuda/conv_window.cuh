@@ -42,6 +42,22 @@ SPECDEC_DEVICE Global<T> offset(T* pointer, int64_t count) {
   return pointer != nullptr ? Global<T>(pointer) + count : Global<T>();
 }
 
+// A row of the window, or of the inputs.
+struct WindowRow {
+  bool kept = false;
+  int64_t at = 0;
+};
+
+// Where row `row` of the `kept` rows is found once the window has moved on by `accepted` of `nodes` inputs
+// along `path` (null: 0, 1, 2, ...).
+SPECDEC_DEVICE WindowRow moved_row(int row, int kept, int accepted, const Global<const int32_t>& path,
+                                   int64_t nodes) {
+  const int from = row + accepted;
+  if (from < kept) return {true, from};
+  const int step = from - kept;
+  return {false, path ? path_node(path.load(step), nodes) : step};
+}
+
 // The window of one sequence that moves on by the accepted inputs:
 //   window <- the last W-1 rows of (window, inputs along the path), oldest first.
 template <typename X, typename S>
@@ -71,11 +87,11 @@ struct WindowAdvance {
     constexpr int kAtOnce = 4;
     for (int first = 0; first < W - 1; first += kAtOnce) {
       Pack<S, N> rows[kAtOnce];
-#pragma unroll
+      SPECDEC_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i < W - 1) rows[i] = advanced<N>(first + i, c, C, W);
       }
-#pragma unroll
+      SPECDEC_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i >= W - 1) continue;
         if (accepted > 0) store_pack<N>(window, (first + i) * C + c, rows[i]);
@@ -87,16 +103,14 @@ struct WindowAdvance {
  private:
   template <int N>
   SPECDEC_DEVICE Pack<S, N> advanced(int row, int64_t c, int64_t C, int W) const {
-    const int from = row + accepted;
-    if (from < W - 1) return load_pack<N>(window, from * C + c);
-    const int step = from - (W - 1);
-    const int64_t node = path ? path_node(path.load(step), nodes) : step;
-    const Pack<X, N> x = load_pack<N>(inputs, node * stride + c);
+    const WindowRow from = moved_row(row, W - 1, accepted, path, nodes);
+    if (from.kept) return load_pack<N>(window, from.at * C + c);
+    const Pack<X, N> x = load_pack<N>(inputs, from.at * stride + c);
     if constexpr (std::is_same_v<X, S>) {
       return x;
     } else {
       Pack<S, N> rounded;
-#pragma unroll
+      SPECDEC_UNROLL
       for (int i = 0; i < N; ++i) rounded[i] = round_to<S>(float_of(x[i]));
       return rounded;
     }

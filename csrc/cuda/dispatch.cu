@@ -1,4 +1,4 @@
-// Chooses the instance of a kernel from the parameters: the only place that knows which exist.
+// Which instances of serial and hybrid verification and of commit exist, and which one a call takes.
 #include "commit.cuh"
 #include "dispatch_tiles.cuh"
 #include "ops.h"

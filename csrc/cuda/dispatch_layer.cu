@@ -50,9 +50,6 @@ Status verify_layer(const VerifyLayerParams& p, const VerifyWorkspace& workspace
     return Status::kUnsupported;
   }
   if (p.has_prologue && p.prologue.W > kLayerTaps) return Status::kUnsupported;
-  if (!p.has_prologue && (v.rec.gate == Gate::kNone) != (v.g == nullptr)) return Status::kInvalidArgument;
-  if (!p.has_prologue && (v.rec.update == Update::kDelta) != (v.beta != nullptr))
-    return Status::kInvalidArgument;
   const LayerCall call{p, workspace.counters};
   if (workspace.counters_count < call.counters_count()) return Status::kInvalidArgument;
   if (v.state.dtype == DType::kFloat32) return launch_keys<float>(call, stream);

@@ -75,7 +75,7 @@ class FinishLayer {
     const int kept = static_cast<int>(p_.prologue.W) - 1;
     const int64_t C = LayerChannels(p_.verify.rec, 0, 0).count;
     for (int row = 0; row < kept; ++row) {
-      const float x = moved_row(p_, at_.b, s_.slot, s_.pending, row).load(channel);
+      const float x = moved_input(p_, at_.b, s_.slot, s_.pending, row).load(channel);
       store_float(window.data, window.dtype, s_.slot * window.slot_stride + row * C + channel, x);
     }
   }
@@ -98,10 +98,7 @@ class FinishLayer {
       const float scale = 1.0f / sqrt(sum / static_cast<float>(DV) + e.eps);
       for (int c = lane(); c < DV; c += 32) {
         float y = load_float(v.out, v.dtype, at + c) * scale * weight.load(c);
-        if (e.gate != nullptr) {
-          const float g = load_float(e.gate, v.dtype, gate + c);
-          y = y * (g / (1.0f + exp(-g)));
-        }
+        if (e.gate != nullptr) y = y * silu(load_float(e.gate, v.dtype, gate + c));
         store_float(v.out, v.dtype, at + c, y);
       }
     }

@@ -60,6 +60,6 @@ Status launch(const typename Kernel::Params& params, Stream stream) {
 
 #endif
 
-// One instance of a kernel: SPECDEC_INSTANCE(VerifySerial, Traits<...>), inside namespace specdec::cuda.
+// One instance of a kernel: SPECDEC_INSTANCE(VerifySolve, SolveTraits<...>), inside namespace specdec::cuda.
 #define SPECDEC_INSTANCE(Kernel, ...) \
   template ::specdec::Status launch<Kernel<__VA_ARGS__>>(const Kernel<__VA_ARGS__>::Params&, Stream);

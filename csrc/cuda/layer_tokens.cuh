@@ -4,6 +4,8 @@
 // moves the window.
 #pragma once
 
+#include "activation.cuh"
+#include "conv_window.cuh"
 #include "layer_limits.h"
 #include "specdec/layer_params.h"
 #include "stepper.cuh"
@@ -20,21 +22,17 @@ struct InputRow {
 };
 
 // Row `row` of the window [W-1, C] after the pending inputs have moved it: an old row, or an input.
-SPECDEC_DEVICE InputRow moved_row(const VerifyLayerParams& p, int64_t b, int64_t slot, int accepted,
-                                  int row) {
+SPECDEC_DEVICE InputRow moved_input(const VerifyLayerParams& p, int64_t b, int64_t slot, int accepted,
+                                    int row) {
   const LayerPrologue& from = p.prologue;
-  const int old = row + accepted, kept = static_cast<int>(from.W) - 1;
-  if (old < kept) {
-    const int64_t C = LayerChannels(p.verify.rec, 0, 0).count;
-    return {from.window.data, slot * from.window.slot_stride + old * C, from.window.dtype};
-  }
   const PathView& path = p.verify.pending_path;
-  const int64_t step = old - kept;
-  const int64_t node =
-      path.path != nullptr
-          ? path_node(Global<const int32_t>(path.path).load(b * path.max_length + step), from.pending.nodes)
-          : step;
-  return {from.pending.x, b * from.pending.stride_b + node * from.pending.stride_n, from.pending.dtype};
+  const WindowRow moved = moved_row(row, static_cast<int>(from.W) - 1, accepted,
+                                    offset(path.path, b * path.max_length), from.pending.nodes);
+  if (moved.kept) {
+    const int64_t C = LayerChannels(p.verify.rec, 0, 0).count;
+    return {from.window.data, slot * from.window.slot_stride + moved.at * C, from.window.dtype};
+  }
+  return {from.pending.x, b * from.pending.stride_b + moved.at * from.pending.stride_n, from.pending.dtype};
 }
 
 template <typename Traits>
@@ -108,7 +106,7 @@ class LayerTokens {
     for (int t = 0; t < kLayerTaps; ++t) {
       if (t >= W) continue;
       if (id < 0) {
-        rows[t] = moved_row(p_, b, s_.slot, s_.pending, W - 1 + static_cast<int>(id));
+        rows[t] = moved_input(p_, b, s_.slot, s_.pending, W - 1 + static_cast<int>(id));
         --id;
       } else {
         const ConvInputView& in = id < prefix ? from.prefix : from.mixed;
@@ -124,7 +122,7 @@ class LayerTokens {
       for (int t = kLayerTaps - 1; t >= 0; --t) {
         if (t < W) sum = fma(taps_.load((W - 1 - t) * kTapStride + i), rows[t].load(from_channel), sum);
       }
-      to.store(v.dtype, c, sum / (1.0f + exp(-sum)));
+      to.store(v.dtype, c, silu(sum));
     }
   }
 

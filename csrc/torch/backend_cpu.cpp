@@ -1,5 +1,4 @@
 // The CPU kernels as a backend.
-#include "../cpu/layer_ops.h"
 #include "../cpu/ops.h"
 #include "backend.h"
 

@@ -45,12 +45,7 @@ inline void fill_convolution(ConvVerifyParams& p, const Tensor& x, const Tensor&
   STD_TORCH_CHECK(p.W >= 1 && p.W <= kMaxConvWidth, names.weight, ": got W = ", p.W, ", want 1 to ",
                   kMaxConvWidth);
   p.weight = static_cast<const float*>(weight.const_data_ptr());
-  if (bias.has_value()) {
-    check_dtype(*bias, names.bias, ScalarType::Float);
-    check_shape(*bias, names.bias, {p.C}, "[C]");
-    check_contiguous(*bias, names.bias);
-    p.bias = static_cast<const float*>(bias->const_data_ptr());
-  }
+  if (bias.has_value()) p.bias = float_vector(*bias, names.bias, p.C, "[C]");
   STD_TORCH_CHECK(activation == 0 || activation == 1, "activation: got ", activation,
                   ", want 0 (none) or 1 (silu)");
   p.activation = static_cast<Activation>(activation);

@@ -44,6 +44,11 @@ inline Gate gate_of(const OptionalTensor& g, const char* name, int64_t B, int64_
   return Gate::kHead;
 }
 
+// A kind of gate in error messages.
+inline const char* gate_kind(Gate gate) {
+  return gate == Gate::kNone ? "none" : gate == Gate::kHead ? "per head" : "per channel";
+}
+
 // q, k, v, g and beta of `verify` and `prefill`; `tokens` is N or T.
 template <typename Params>
 void fill_tokens(Params& p, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
@@ -109,8 +114,7 @@ inline FactorsView factors_view(const Tensor& k, const Tensor& u, const Optional
   check_contiguous(k, names.k);
   check_contiguous(u, names.u);
   const Gate gate = gate_of(g, names.g, B, N, rec.HV, rec.DK);
-  STD_TORCH_CHECK(gate == rec.gate, names.g, ": got another kind of gate than g, want the same (none, per ",
-                  "head or per channel)");
+  STD_TORCH_CHECK(gate == rec.gate, names.g, ": got ", gate_kind(gate), ", want ", gate_kind(rec.gate));
   if (g.has_value()) check_contiguous(*g, names.g);
   return {present<float>(k), present<float>(u), g.has_value() ? present<float>(*g) : nullptr, N};
 }

@@ -2,6 +2,7 @@
 // convolution and its verification one after the other; gates and norms against float64.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 
 #include "../../csrc/cuda/ops.h"
@@ -223,9 +224,56 @@ TEST(CudaLayer, EveryWidth) {
 }
 
 TEST(CudaLayer, TallTiles) {
-  LayerCase c;
-  c.B = 32, c.N = 2, c.HK = 2, c.HV = 4, c.DV = 128, c.earlier = Earlier::kPending, c.tree = false;
-  expect_composition(c, 3);
+  for (const int64_t DK : {64, 128, 256}) {
+    for (const DType state : {DType::kFloat32, DType::kBFloat16}) {
+      LayerCase c;
+      c.B = 32, c.N = 2, c.HK = 2, c.HV = 4, c.DV = 128, c.earlier = Earlier::kPending, c.tree = false;
+      c.DK = DK, c.state = state;
+      SCOPED_TRACE("DK " + std::to_string(DK));
+      expect_composition(c, static_cast<uint32_t>(DK));
+    }
+  }
+}
+
+// The device's values are not checked before a launch: a call with wild ones is that with the values they are
+// clamped to.
+TEST(CudaLayer, WildValuesAreHarmless) {
+  constexpr int32_t kLow = std::numeric_limits<int32_t>::min(), kHigh = std::numeric_limits<int32_t>::max();
+  const int32_t wild_values[] = {kHigh, -1000, kLow, 1000, 1 << 30};
+  for (const Earlier earlier : {Earlier::kPending, Earlier::kPrefix}) {
+    LayerCase c;
+    c.B = 7, c.earlier = earlier;
+    LayerProblem wild(c, 11), tame(c, 11);
+    size_t next = 0;
+    const auto spoil = [&](std::vector<int32_t>& values) {
+      for (size_t i = 0; i < values.size(); i += 2) values[i] = wild_values[next++ % std::size(wild_values)];
+    };
+    spoil(wild.path), spoil(wild.prefix_parents), spoil(wild.parents);
+    const auto nodes = static_cast<int32_t>(c.before);
+    for (size_t i = 0; i < wild.path.size(); ++i) tame.path[i] = std::clamp(wild.path[i], 0, nodes - 1);
+    const auto tame_parents = [](const std::vector<int32_t>& from, std::vector<int32_t>& to, int64_t N,
+                                 int64_t first) {
+      for (size_t i = 0; i < from.size(); ++i) {
+        const int64_t id = first + static_cast<int64_t>(i) % N;
+        to[i] = from[i] >= 0 && from[i] < id ? from[i] : -1;
+      }
+    };
+    tame_parents(wild.prefix_parents, tame.prefix_parents, c.before, 0);
+    tame_parents(wild.parents, tame.parents, c.N, earlier == Earlier::kPrefix ? c.before : 0);
+    wild.slots[3] = kHigh, tame.slots[3] = -1;
+    wild.slots[4] = static_cast<int32_t>(wild.pool), tame.slots[4] = -1;
+    wild.lengths[5] = kLow, tame.lengths[5] = 0;
+    wild.path_lengths[5] = kHigh, tame.path_lengths[5] = nodes;
+    wild.path_lengths[6] = kLow, tame.path_lengths[6] = 0;
+
+    Buffer states[2] = {wild.state, tame.state}, windows[2] = {wild.window, tame.window};
+    LayerOutputs outputs[2];
+    ASSERT_EQ(CudaLayer(wild).fused(wild.params(states[0], windows[0], outputs[0])), Status::kOk);
+    ASSERT_EQ(CudaLayer(tame).fused(tame.params(states[1], windows[1], outputs[1])), Status::kOk);
+    expect_same(outputs[0], outputs[1]);
+    EXPECT_TRUE(same_bits(states[0], states[1])) << "state";
+    EXPECT_TRUE(same_bits(windows[0], windows[1])) << "window";
+  }
 }
 
 TEST(CudaLayer, FewTapsAndLongRows) {

@@ -2,7 +2,6 @@
 // instruction set (SPECDEC_CPU_ISA).
 #include <gtest/gtest.h>
 
-#include "layer_ops.h"
 #include "layer_problem.h"
 #include "ops.h"
 

@@ -115,7 +115,7 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     (
         "pending gate",
         {"pending": Pending(factors()._replace(g=None))},
-        r"pending.factors.g: got another kind of gate",
+        r"pending.factors.g: got none, want per head",
     ),
     (
         "pending stride",

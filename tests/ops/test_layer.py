@@ -358,12 +358,12 @@ PENDING_ERRORS: list[tuple[str, dict[str, Any], str]] = [
     (
         "no gate",
         {"pending": Pending(Factors(f32(2, 3, 1, 64), f32(2, 3, 2, 64)))},
-        r"pending.factors.g: got another kind of gate",
+        r"pending.factors.g: got none, want per head",
     ),
     (
         "gate of channels",
         {"pending": Pending(Factors(f32(2, 3, 1, 64), f32(2, 3, 2, 64), f32(2, 3, 2, 64)))},
-        r"pending.factors.g: got another kind of gate",
+        r"pending.factors.g: got per channel, want per head",
     ),
 ]
 VALUES = ("window slots", "slots", "parents")  # what only a look into the tensors shows

@@ -89,7 +89,11 @@ inline Status check_layer(const VerifyLayerParams& p) {
   if (v.rec.HK <= 0 || v.rec.HV % v.rec.HK != 0) return Status::kInvalidArgument;
   if (v.has_pending && v.has_prefix) return Status::kInvalidArgument;
   if (v.strategy == Strategy::kSolve || v.precision != Precision::kIeee) return Status::kUnsupported;
-  if (!p.has_prologue) return Status::kOk;
+  if (!p.has_prologue) {
+    const bool gates_fit = (v.rec.gate == Gate::kNone) == (v.g == nullptr);
+    const bool betas_fit = (v.rec.update == Update::kDelta) == (v.beta != nullptr);
+    return gates_fit && betas_fit ? Status::kOk : Status::kInvalidArgument;
+  }
   const LayerPrologue& from = p.prologue;
   if (v.rec.gate != Gate::kHead || v.rec.update != Update::kDelta) return Status::kUnsupported;
   if (from.W < 1 || from.W > kMaxConvWidth) return Status::kUnsupported;
