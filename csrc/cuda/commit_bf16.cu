@@ -13,6 +13,5 @@ SPECDEC_USUAL_TILE_INSTANCES(Commit, bfloat16, 256)
 SPECDEC_TALL_TILE_INSTANCES(Commit, bfloat16, 64)
 SPECDEC_TALL_TILE_INSTANCES(Commit, bfloat16, 128)
 SPECDEC_INSTANCE(Commit, Tile<false, bfloat16, 256, kTall>)
-SPECDEC_NARROW_TILE_INSTANCES(Commit, bfloat16, 256)
 
 }  // namespace specdec::cuda

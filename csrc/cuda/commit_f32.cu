@@ -13,6 +13,5 @@ SPECDEC_USUAL_TILE_INSTANCES(Commit, float, 256)
 SPECDEC_TALL_TILE_INSTANCES(Commit, float, 64)
 SPECDEC_TALL_TILE_INSTANCES(Commit, float, 128)
 SPECDEC_INSTANCE(Commit, Tile<false, float, 256, kTall>)
-SPECDEC_NARROW_TILE_INSTANCES(Commit, float, 256)
 
 }  // namespace specdec::cuda

@@ -42,8 +42,9 @@ Status visit_traits(const Recurrence& rec, DType state, F&& f) {
   return Status::kUnsupported;
 }
 
-// Starts Kernel<traits> with the tallest tile that fits and leaves enough blocks.
-template <template <typename> class Kernel, typename Params>
+// Starts Kernel<traits> with the tallest tile that fits and leaves enough blocks. The narrow tile is for
+// kernels that hold states in shared memory.
+template <template <typename> class Kernel, bool kHoldsStates, typename Params>
 Status launch_tiles(const Params& p, Stream stream) {
   return visit_traits(p.rec, p.state.dtype, [&](auto tag) {
     using Usual = typename decltype(tag)::Type;
@@ -53,7 +54,7 @@ Status launch_tiles(const Params& p, Stream stream) {
         return launch<Kernel<Tall>>(p, stream);
     }
     if (Kernel<Usual>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Usual>>(p, stream);
-    if constexpr (has_narrow(Usual::kDK)) {
+    if constexpr (kHoldsStates && has_narrow(Usual::kDK)) {
       using Narrow = WithRows<Usual, kNarrow>;
       if (Kernel<Narrow>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Narrow>>(p, stream);
     }
@@ -88,7 +89,7 @@ Status verify(const VerifyParams& p, const VerifyWorkspace& workspace, Stream st
   if (p.strategy == Strategy::kSolve) return verify_solve(p, stream);
   if (p.precision != Precision::kIeee) return Status::kUnsupported;
   if (p.N + (p.has_prefix ? p.prefix.nodes : 0) > kMaxSerialNodes) return Status::kUnsupported;
-  if (!is_hybrid(p)) return launch_tiles<VerifySerial>(p, stream);
+  if (!is_hybrid(p)) return launch_tiles<VerifySerial, true>(p, stream);
   const VerifyWorkspace wanted = verify_workspace(p);
   if (workspace.states_count < wanted.states_count || workspace.counters_count < wanted.counters_count) {
     return Status::kInvalidArgument;
@@ -105,7 +106,7 @@ Status commit(const CommitParams& p, Stream stream) {
   const Status checked = check_state(p.rec, p.state, p.B);
   if (checked != Status::kOk) return checked;
   if (p.path.max_length == 0) return Status::kOk;
-  return launch_tiles<Commit>(p, stream);
+  return launch_tiles<Commit, false>(p, stream);
 }
 
 }  // namespace specdec::cuda

@@ -228,7 +228,7 @@ TEST(CudaLayer, TallTiles) {
     for (const DType state : {DType::kFloat32, DType::kBFloat16}) {
       LayerCase c;
       c.B = 32, c.N = 2, c.HK = 2, c.HV = 4, c.DV = 128, c.earlier = Earlier::kPending, c.tree = false;
-      c.DK = DK, c.state = state;
+      c.DK = DK, c.state = state, c.used = 5;  // 128 tiles, of which 16 work
       SCOPED_TRACE("DK " + std::to_string(DK));
       expect_composition(c, static_cast<uint32_t>(DK));
     }

@@ -24,6 +24,7 @@ struct LayerCase {
   Earlier earlier = Earlier::kNothing;
   bool tree = true, bias = true, neg_eigval = false, norm = true, gate = true;
   int64_t before = 5;       // pending or prefix nodes
+  int64_t used = 1 << 30;   // rows from here on are padding
   bool plain_beta = false;  // b is 0 or huge: the logistic function of it is the same on every machine
 };
 
@@ -46,6 +47,7 @@ class LayerProblem {
     std::shuffle(slots.begin(), slots.end(), rng_);
     slots.resize(c.B);
     if (c.B > 1) slots[0] = -1;
+    for (int64_t b = c.used; b < c.B; ++b) slots[b] = -1;
     for (int64_t b = 0; b < c.B; ++b) {
       lengths.push_back(static_cast<int32_t>(b == 1 ? 0 : b == 2 ? c.N + 3 : 1 + below(c.N)));
       valid_.push_back(slots[b] < 0 ? 0 : std::min<int64_t>(lengths[b], c.N));
