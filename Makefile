@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 STAMP := $(VENV)/.built
 SOURCES := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: build run test test-cpp lint format bench kernel-report clean
+.PHONY: build cuda run test test-cpp lint format bench kernel-report clean
 
 build: $(STAMP)
 
@@ -36,15 +36,24 @@ define DEMO
 endef
 export DEMO
 
+# The CUDA operators, whatever this torch is: needs nvcc and no GPU. With a CUDA build of torch `make build` makes them.
+CUDA_BUILD ?= build/cuda
+cuda: build
+	$(BIN)/python -m pip install -q nvidia-cutlass==4.2.0.0
+	cmake -S . -B $(CUDA_BUILD) -DSPECDEC_TORCH=ON -DSPECDEC_CUDA=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	cmake --build $(CUDA_BUILD) --parallel --target specdec_ops_cuda
+
 run: build
 	$(BIN)/specdec generate "$$DEMO" --max-new-tokens 96 --compare
 
 test: build test-cpp
 	$(BIN)/python -m pytest -q
 
-# The C++ tests need GoogleTest; where it is neither installed nor fetchable, say so and go on.
+# The C++ tests, and the library through which pytest runs the CUDA kernels on the CPU (build/lib). They need
+# GoogleTest; where it is neither installed nor fetchable, say so and go on.
 test-cpp: build
-	@if cmake -S . -B build/tests -DSPECDEC_TORCH=OFF -DSPECDEC_TESTS=ON >build/tests.log 2>&1; then \
+	@if cmake -S . -B build/tests -DSPECDEC_TORCH=OFF -DSPECDEC_TESTS=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	    >build/tests.log 2>&1; then \
 	  cmake --build build/tests --parallel && ctest --test-dir build/tests --output-on-failure; \
 	else \
 	  tail -n 5 build/tests.log; \

@@ -47,6 +47,7 @@ class CMakeBuild(build_ext):
                 "Ninja",
                 f"-DPython_EXECUTABLE={sys.executable}",
                 f"-DSPECDEC_LIBRARY_DIR={library_dir}",
+                f"-DSPECDEC_CUDA={os.environ.get('SPECDEC_CUDA', 'AUTO')}",
             ],
             check=True,
             env=env,

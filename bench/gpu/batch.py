@@ -28,9 +28,9 @@ def published(heads: Heads, B: int, T: int) -> dict[str, float]:
 def rows_of(heads: Heads, B: int, T: int, run: Options) -> list[dict[str, Any]]:
     """One row a strategy, without and with the commit of the round before (T - 1 tokens, at least one)."""
     layers = Layers(heads, B, T, run.device)
+    expected = layers.expected(layers.states[0])
     for strategy in ("serial", "solve"):
-        out, _ = layers.verify(0, strategy)
-        require(out, layers.expected(layers.states[0]), f"{strategy} {heads} B={B} T={T}")
+        require(layers.verify(0, strategy)[0], expected, f"{strategy} {heads} B={B} T={T}")
     accepted = torch.full((B,), max(1, T - 1), dtype=torch.int32, device=run.device)
     pending = [Pending(layers.verify(i, "serial")[1], None, accepted) for i in range(layers.sets)]
 

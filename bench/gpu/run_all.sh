@@ -88,8 +88,8 @@ build() {
   [[ -d $WHEELS/benchmark ]] && sources+=("-DFETCHCONTENT_SOURCE_DIR_BENCHMARK=$(realpath "$WHEELS/benchmark")")
   for tests in ON OFF; do
     for bench in ON OFF; do
-      cmake -S . -B "$BUILD" "${generator[@]}" "${sources[@]}" -DSPECDEC_CUDA=ON -DSPECDEC_TESTS=$tests \
-        -DSPECDEC_BENCH=$bench -DCMAKE_CUDA_ARCHITECTURES="$capability-real" \
+      cmake -S . -B "$BUILD" "${generator[@]}" "${sources[@]}" -DSPECDEC_TORCH=ON -DSPECDEC_CUDA=ON \
+        -DSPECDEC_TESTS=$tests -DSPECDEC_BENCH=$bench -DCMAKE_CUDA_ARCHITECTURES="$capability-real" \
         -DPython_EXECUTABLE="$(command -v "$PYTHON")" && break 2
     done
   done || return
@@ -104,9 +104,9 @@ GPU_BENCH=$BUILD/bench/cpp/specdec_bench_cuda
 export -f build have
 export BUILD SITE WHEELS PYTHON GPU_TESTS GPU_BENCH
 # Every kernel family once; racecheck follows each access to shared memory and is slow.
-CHECKED='*/VerifyTest.*/head_delta_32x32:CudaSolve.LowerPrecisions:CudaSolve.PaddingIsZeroAndUnread'
-CHECKED+=':CudaPrefill.PaddedRowsAreZeroAndUnread:CudaConvVerify.PaddingIsZeroAndUnread'
-CHECKED+=':CudaConvVerify.PendingEqualsCommitFirst:CudaAcceptGreedy.RepeatedSiblings:CudaAcceptSampled.Limits'
+CHECKED='*/VerifyTest.*/head_delta_32x32:VerifySolve.LowerPrecisions:VerifySolve.PaddingIsZeroAndUnread'
+CHECKED+=':Prefill.PaddedRowsAreZeroAndUnread:ConvVerify.PaddingIsZeroAndUnread'
+CHECKED+=':ConvVerify.PendingEqualsCommitFirst:CudaAcceptGreedy.RepeatedSiblings:CudaAcceptSampled.Limits'
 
 sanitize() {  # TOOL OPTION...
   if [[ -z $DRY ]] && ! have compute-sanitizer; then

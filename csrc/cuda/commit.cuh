@@ -29,8 +29,8 @@ struct Commit {
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
     const Place at = Place::of<Traits::kRows>(p.rec, block().x);
-    const int64_t slot = p.slots != nullptr ? Global<const int32_t>(p.slots).load(at.b) : at.b;
-    const int m = path_length(p.path, at.b);
+    const int64_t slot = slot_of(p.slots, at.b, p.state.slots);
+    const int m = path_length(p.path, at.b, p.factors.nodes);
     if (slot < 0 || m == 0) return;
     const Global<State> state = Global<State>(static_cast<State*>(p.state.data)) +
                                 slot * p.state.slot_stride + (at.hv * p.rec.DV + at.row) * kDK;
@@ -43,7 +43,7 @@ struct Commit {
     } else {
       tile.clear();
     }
-    path.load(p.path, at.b, m, kThreads);
+    path.load(p.path, at.b, m, p.factors.nodes, kThreads);
     const Shared<float> log_decay = shared.take<float>(kLogDecays);  // of the tokens after the one at hand
     stage.run(
         m,

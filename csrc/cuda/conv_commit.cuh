@@ -30,7 +30,7 @@ struct ConvCommit {
     const int32_t count = static_cast<int32_t>(tiles(p));
     const int64_t b = block().x / count;
     const int64_t c = (static_cast<int64_t>(block().x % count) * kThreads + thread()) * kVec;
-    const int64_t slot = slot_of(p.slots, b);
+    const int64_t slot = slot_of(p.slots, b, p.state.slots);
     if (slot < 0 || c >= p.C) return;
     WindowAdvance<X, S> move(p.state, slot);
     move.accept(p.x, p.path, b);

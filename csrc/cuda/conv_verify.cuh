@@ -32,8 +32,9 @@ struct ConvVerify {
   static constexpr int kChunk = 128;  // nodes of a chain in a block, at least W - 1
   static constexpr int kTaps = Traits::kWidth > 0 ? Traits::kWidth : kMaxConvWidth;
   static constexpr bool kStagedTaps = Traits::kVector && Traits::kWidth == 4;
-  static constexpr int kBlocksWanted =
-      1024;  // from here on a block takes more sequences, and weights are read less
+  // What runs at once on 132 multiprocessors. From there on a block takes more sequences: weights are read
+  // less, and no second wave of blocks runs half empty.
+  static constexpr int kBlocksWanted = 132 * kMinBlocks;
   static constexpr int kMostSequences = 16;
 
   // How the work is cut; the same on both sides of the launch.
@@ -55,8 +56,8 @@ struct ConvVerify {
       chunks = tree ? 1 : static_cast<int>((p.N + kChunk - 1) / kChunk);
       // A row without nodes still settles what is pending.
       if (chunks == 0) chunks = p.has_pending ? 1 : 0;
-      const int64_t blocks = p.B * tiles * chunks / kBlocksWanted;
-      sequences = blocks < 1 ? 1 : blocks > kMostSequences ? kMostSequences : static_cast<int>(blocks);
+      const int64_t waves = (p.B * tiles * chunks + kBlocksWanted - 1) / kBlocksWanted;
+      sequences = waves < 1 ? 1 : waves > kMostSequences ? kMostSequences : static_cast<int>(waves);
       const int nodes = static_cast<int>(p.N < kChunk || tree ? p.N : kChunk);
       rows = tree ? prefix + nodes : nodes + width - 1;
       parents = tree ? prefix + nodes : 0;
@@ -156,7 +157,7 @@ struct ConvVerify {
     }
 
     SPECDEC_DEVICE void sequence(int64_t b) const {
-      const int64_t slot = slot_of(p.slots, b);
+      const int64_t slot = slot_of(p.slots, b, p.state.slots);
       const int length = slot < 0 ? 0 : length_of(p.lengths, b, p.N);
       const int last = length < end ? length : end;
       const Global<X> y = Global<X>(static_cast<X*>(p.y)) + b * p.N * p.C;
@@ -204,7 +205,8 @@ struct ConvVerify {
       const Global<const int32_t> before = offset(p.has_prefix ? p.prefix_parents : nullptr, b * plan.prefix);
       for (int id = thread(); id < plan.prefix + last; id += kThreads) {
         const Global<const int32_t> given = id < plan.prefix ? before : own;
-        parents.store(id, given ? given.load(id < plan.prefix ? id : id - plan.prefix) : id - 1);
+        const int64_t at = id < plan.prefix ? id : id - plan.prefix;
+        parents.store(id, given ? parent_of(given.load(at), id) : id - 1);
       }
     }
 

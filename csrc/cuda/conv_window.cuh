@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "primitives.cuh"
+#include "device_values.cuh"
 #include "specdec/params.h"
 
 namespace specdec::cuda {
@@ -42,16 +42,6 @@ SPECDEC_DEVICE Global<T> offset(T* pointer, int64_t count) {
   return pointer != nullptr ? Global<T>(pointer) + count : Global<T>();
 }
 
-SPECDEC_DEVICE int64_t slot_of(const int32_t* slots, int64_t b) {
-  return slots != nullptr ? Global<const int32_t>(slots).load(b) : b;
-}
-
-// A length read from memory, in [0, most].
-SPECDEC_DEVICE int length_of(const int32_t* lengths, int64_t b, int64_t most) {
-  const int64_t length = lengths != nullptr ? Global<const int32_t>(lengths).load(b) : most;
-  return static_cast<int>(length < 0 ? 0 : length > most ? most : length);
-}
-
 // The window of one sequence that moves on by the accepted inputs:
 //   window <- the last W-1 rows of (window, inputs along the path), oldest first.
 template <typename X, typename S>
@@ -60,6 +50,7 @@ struct WindowAdvance {
   Global<const X> inputs;      // [nodes, C] with a free stride; null: nothing is accepted
   Global<const int32_t> path;  // null: 0, 1, 2, ...
   int64_t stride = 0;          // of inputs, in elements
+  int64_t nodes = 0;           // of inputs
   int accepted = 0;
 
   SPECDEC_DEVICE WindowAdvance(const ConvStateView& state, int64_t slot)
@@ -69,7 +60,8 @@ struct WindowAdvance {
     inputs = Global<const X>(static_cast<const X*>(x.x)) + b * x.stride_b;
     stride = x.stride_n;
     path = offset(view.path, b * view.max_length);
-    accepted = length_of(view.lengths, b, view.max_length);
+    nodes = x.nodes;
+    accepted = path_length(view, b, nodes);
   }
 
   // Channels c .. c + N - 1 of the window by one thread, written back where it moved; keep(row, pack) sees
@@ -98,7 +90,7 @@ struct WindowAdvance {
     const int from = row + accepted;
     if (from < W - 1) return load_pack<N>(window, from * C + c);
     const int step = from - (W - 1);
-    const int64_t node = path ? path.load(step) : step;
+    const int64_t node = path ? path_node(path.load(step), nodes) : step;
     const Pack<X, N> x = load_pack<N>(inputs, node * stride + c);
     if constexpr (std::is_same_v<X, S>) {
       return x;

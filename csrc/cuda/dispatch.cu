@@ -1,6 +1,6 @@
 // Chooses the instance of a kernel from the parameters: the only place that knows which exist.
 #include "commit.cuh"
-#include "instances.cuh"
+#include "dispatch_tiles.cuh"
 #include "ops.h"
 #include "verify_hybrid.cuh"
 #include "verify_serial.cuh"
@@ -8,17 +8,6 @@
 namespace specdec::cuda {
 
 namespace {
-
-// What every GPU of compute capability 8.0, 9.0 or 10.0 can give a block.
-constexpr int64_t kSharedLimit = 163 << 10;
-// Blocks that keep any GPU busy: below, tiles are made smaller.
-constexpr int64_t kEnoughBlocks = 128;
-constexpr int64_t kMaxBlocks = INT32_MAX;
-
-template <typename T>
-struct Tag {
-  using Type = T;
-};
 
 template <typename State, int kDK, typename F>
 Status visit_gate(Gate gate, F&& f) {
@@ -53,21 +42,6 @@ Status visit_traits(const Recurrence& rec, DType state, F&& f) {
   return Status::kUnsupported;
 }
 
-// The same with another tile.
-template <typename T, int kRows>
-using WithRows = Tile<T::kChannelGate, typename T::State, T::kDK, kRows>;
-
-// What all kernels on state tiles ask of the recurrence and of the state.
-Status check_state(const Recurrence& rec, const StateView& state, int64_t B) {
-  if (rec.HK <= 0 || rec.HV % rec.HK != 0) return Status::kInvalidArgument;
-  if (rec.DV % kUsual != 0) return Status::kUnsupported;
-  const int64_t size = state.dtype == DType::kFloat32 ? 4 : 2;
-  if (reinterpret_cast<uintptr_t>(state.data) % 16 != 0 || state.slot_stride * size % 16 != 0) {
-    return Status::kUnsupported;
-  }
-  return B * rec.HV * (rec.DV / kNarrow) > kMaxBlocks ? Status::kUnsupported : Status::kOk;
-}
-
 // Starts Kernel<traits> with the tallest tile that fits and leaves enough blocks.
 template <template <typename> class Kernel, typename Params>
 Status launch_tiles(const Params& p, Stream stream) {
@@ -75,8 +49,8 @@ Status launch_tiles(const Params& p, Stream stream) {
     using Usual = typename decltype(tag)::Type;
     if constexpr (has_tall(Usual::kChannelGate, Usual::kDK)) {
       using Tall = WithRows<Usual, kTall>;
-      const bool tall = p.rec.DV % kTall == 0 && p.B * p.rec.HV * (p.rec.DV / kTall) >= kEnoughBlocks;
-      if (tall && Kernel<Tall>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Tall>>(p, stream);
+      if (tall_tiles(p.rec, p.B) && Kernel<Tall>::shape(p).shared_bytes <= kSharedLimit)
+        return launch<Kernel<Tall>>(p, stream);
     }
     if (Kernel<Usual>::shape(p).shared_bytes <= kSharedLimit) return launch<Kernel<Usual>>(p, stream);
     if constexpr (has_narrow(Usual::kDK)) {

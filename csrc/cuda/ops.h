@@ -6,6 +6,7 @@
 
 #include "kernel.h"
 #include "specdec/acceptance_params.h"
+#include "specdec/layer_params.h"
 #include "specdec/params.h"
 
 namespace specdec::cuda {
@@ -28,6 +29,12 @@ VerifyWorkspace verify_workspace(const VerifyParams& p);
 
 // kUnsupported: a shape, type, stride or strategy that no kernel has, or too small a workspace.
 Status verify(const VerifyParams& p, const VerifyWorkspace& workspace, Stream stream);
+
+// A layer between its projections in one launch, by the serial kernel whichever strategy is asked for: the
+// bits are the same. kUnsupported: DK other than 64, 128 and 256, a gate per channel, a convolution of more
+// than four taps, trees whose kept states do not fit.
+VerifyWorkspace verify_layer_workspace(const VerifyLayerParams& p);
+Status verify_layer(const VerifyLayerParams& p, const VerifyWorkspace& workspace, Stream stream);
 
 // `verify` with Strategy::kSolve: no prefix, at most kMaxSolveNodes nodes, a Precision of tensor cores. DK
 // and DV are multiples of 32, DK at most 256; the state is aligned to 16 bytes. The same holds for `prefill`.

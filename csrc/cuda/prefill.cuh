@@ -7,6 +7,7 @@
 // coefficients need the block's barriers.
 #pragma once
 
+#include "device_values.cuh"
 #include "solve_chunk.cuh"
 
 namespace specdec::cuda {
@@ -56,7 +57,7 @@ class Prefill {
 
   // Where the sequence lies: row_, first_, tokens_; clears what of `out` is nobody's or padding.
   SPECDEC_DEVICE void find_sequence() {
-    const int64_t slot = p_.B == 0 ? -1 : p_.slots != nullptr ? Global<const int32_t>(p_.slots).load(b_) : b_;
+    const int64_t slot = p_.B == 0 ? -1 : slot_of(p_.slots, b_, p_.state.slots);
     int64_t room = p_.T;
     tokens_ = p_.T;
     row_ = b_;

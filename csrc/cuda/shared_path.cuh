@@ -1,16 +1,10 @@
 // An accepted path, fetched once by a block.
 #pragma once
 
-#include "primitives.cuh"
+#include "device_values.cuh"
 #include "specdec/params.h"
 
 namespace specdec::cuda {
-
-SPECDEC_DEVICE int path_length(const PathView& path, int64_t b) {
-  if (path.lengths == nullptr) return static_cast<int>(path.max_length);
-  const int32_t length = Global<const int32_t>(path.lengths).load(b);
-  return length < 0 ? 0 : length > path.max_length ? static_cast<int>(path.max_length) : length;
-}
 
 class SharedPath {
  public:
@@ -23,11 +17,13 @@ class SharedPath {
     if (given_) nodes_ = shared.take<int32_t>(path.max_length);
   }
 
-  // By the whole block, with a barrier.
-  SPECDEC_DEVICE void load(const PathView& path, int64_t b, int length, int threads) {
+  // Into `count` nodes. By the whole block, with a barrier.
+  SPECDEC_DEVICE void load(const PathView& path, int64_t b, int length, int64_t count, int threads) {
     if (!given_) return;
     const Global<const int32_t> nodes(path.path);
-    for (int i = thread(); i < length; i += threads) nodes_.store(i, nodes.load(b * path.max_length + i));
+    for (int i = thread(); i < length; i += threads) {
+      nodes_.store(i, path_node(nodes.load(b * path.max_length + i), count));
+    }
     barrier();
   }
 

@@ -16,14 +16,10 @@ struct Sequence {
 
   SPECDEC_DEVICE static Sequence of(const VerifyParams& p, int64_t b) {
     Sequence s;
-    s.slot = p.slots != nullptr ? Global<const int32_t>(p.slots).load(b) : b;
+    s.slot = slot_of(p.slots, b, p.state.slots);
     if (s.slot < 0) return s;
-    s.length = static_cast<int>(p.N);
-    if (p.lengths != nullptr) {
-      const int32_t length = Global<const int32_t>(p.lengths).load(b);
-      s.length = length < 0 ? 0 : length > p.N ? s.length : length;
-    }
-    if (p.has_pending) s.pending = path_length(p.pending_path, b);
+    s.length = length_of(p.lengths, b, p.N);
+    if (p.has_pending) s.pending = path_length(p.pending_path, b, p.pending.nodes);
     return s;
   }
 };
@@ -54,7 +50,17 @@ SPECDEC_DEVICE void clear_padding(const VerifyParams& p, const Place& at, int le
   }
 }
 
-template <typename Traits>
+// Where new tokens come from: q, k, v, g and beta as they were given.
+struct GivenTokens {
+  // By a warp: part `part` of token n as token i of a bank of the stage.
+  template <typename Stage>
+  SPECDEC_DEVICE void copy(const Stage& stage, const VerifyParams& p, const Place& at, int bank, int i,
+                           int part, int64_t n) const {
+    stage.copy_new(p, at, bank, i, part, n);
+  }
+};
+
+template <typename Traits, typename Tokens = GivenTokens>
 class Stepper {
   using Tile = StateTile<Traits>;
   using State = typename Traits::State;
@@ -67,10 +73,12 @@ class Stepper {
 
   Tile tile;
 
-  SPECDEC_DEVICE Stepper(const VerifyParams& p, const Place& at, const Sequence& s, SharedArena& shared)
+  SPECDEC_DEVICE Stepper(const VerifyParams& p, const Place& at, const Sequence& s, SharedArena& shared,
+                         const Tokens& tokens = Tokens())
       : p_(p),
         at_(at),
         s_(s),
+        tokens_(tokens),
         prefix_(p.has_prefix ? static_cast<int>(p.prefix.nodes) : 0),
         stage_(shared),
         durable_(Global<State>(static_cast<State*>(p.state.data)) + s.slot * p.state.slot_stride +
@@ -82,7 +90,7 @@ class Stepper {
 
   // By the whole block, before `run` with pending factors.
   SPECDEC_DEVICE void load_path() {
-    if (s_.pending > 0) path_.load(p_.pending_path, at_.b, s_.pending, Traits::kThreads);
+    if (s_.pending > 0) path_.load(p_.pending_path, at_.b, s_.pending, p_.pending.nodes, Traits::kThreads);
   }
 
   // Folds `pending` factors into the tile, writes it back and calls folded(), then steps `count` visits,
@@ -101,7 +109,7 @@ class Stepper {
           } else if (node < prefix_) {
             stage_.copy_factor(p_.rec, p_.prefix, at_, bank, i, part, node);
           } else {
-            stage_.copy_new(p_, at_, bank, i, part, node - prefix_);
+            tokens_.copy(stage_, p_, at_, bank, i, part, node - prefix_);
           }
         },
         [&](int bank, int first, int tokens) {
@@ -164,6 +172,7 @@ class Stepper {
   const VerifyParams& p_;
   const Place& at_;
   const Sequence& s_;
+  const Tokens tokens_;
   const int prefix_;
   Stage stage_;
   Global<State> durable_;

@@ -59,6 +59,16 @@ class RawRow {
         return f32_.load(i);
     }
   }
+  SPECDEC_DEVICE void store(DType dtype, int i, float x) const {
+    switch (dtype) {
+      case DType::kBFloat16:
+        return bf16_.store(i, round_to<bfloat16>(x));
+      case DType::kFloat16:
+        return f16_.store(i, round_to<half>(x));
+      default:
+        f32_.store(i, x);
+    }
+  }
   SPECDEC_DEVICE const Shared<float>& floats() const { return f32_; }
 
   // By a warp: elements [at, at + count) of `data`. Aligned: all of it is a multiple of 16 bytes.
@@ -239,7 +249,7 @@ class TokenStage {
     }
     prepare_gates(p.rec.gate, from, to);
     if (lane() == 0) {
-      if (p.beta != nullptr) to.store(kReadyScalars + 1, (from + kRawScalars).floats().load(1));
+      if (p.rec.update == Update::kDelta) to.store(kReadyScalars + 1, (from + kRawScalars).floats().load(1));
       to.store(kReadyScalars + 2, kq);
     }
     if (!at.first) return;
@@ -292,6 +302,9 @@ class TokenStage {
   SPECDEC_DEVICE float decay(int i) const { return kChannel ? 1.0f : ready(i).load(kReadyScalars); }
   SPECDEC_DEVICE float beta(int i) const { return ready(i).load(kReadyScalars + 1); }
   SPECDEC_DEVICE float kq(int i) const { return ready(i).load(kReadyScalars + 2); }
+  // A token as it is, for what writes one that was not copied: gates() has {gate of the head, beta} then.
+  SPECDEC_DEVICE RawRow raw_k(int bank, int i) const { return raw(bank, i); }
+  SPECDEC_DEVICE RawRow raw_q(int bank, int i) const { return raw(bank, i) + kRawQ; }
   SPECDEC_DEVICE RawRow v(int bank, int i) const { return raw(bank, i) + kRawV; }
   SPECDEC_DEVICE Shared<float> u(int bank, int i) const { return v(bank, i).floats(); }
   SPECDEC_DEVICE Shared<float> gates(int bank, int i) const {

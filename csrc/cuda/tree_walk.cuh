@@ -7,7 +7,7 @@
 // log2 n slots. Prefix nodes without new descendants are left out.
 #pragma once
 
-#include "primitives.cuh"
+#include "device_values.cuh"
 #include "specdec/params.h"
 
 namespace specdec::cuda {
@@ -64,7 +64,7 @@ class TreeWalk {
       const bool old = i < prefix;
       const int32_t* parents = old ? p.prefix_parents : p.parents;
       const int64_t at = old ? b * prefix + i : b * p.N + i - prefix;
-      parent_.store(i, parents != nullptr ? Global<const int32_t>(parents).load(at) : i - 1);
+      parent_.store(i, parents != nullptr ? parent_of(Global<const int32_t>(parents).load(at), i) : i - 1);
     }
     barrier();
     uint32_t low = 0, high = 0;  // i and its ancestors

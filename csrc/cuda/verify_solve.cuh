@@ -9,6 +9,7 @@
 // changes no number.
 #pragma once
 
+#include "device_values.cuh"
 #include "solve_chunk.cuh"
 
 namespace specdec::cuda {
@@ -39,7 +40,9 @@ class VerifySolve {
       tiles = static_cast<int>(p.rec.DV / kStateRows);
       group = static_cast<int>(p.rec.HV / p.rec.HK);
       const int units = tiles * group;
-      const int64_t heads = p.B * p.rec.HK, wanted = (kEnough + heads - 1) / heads;
+      // To the nearest: a part more reads the tokens of its key head again.
+      const int64_t heads = p.B * p.rec.HK, nearest = (kEnough + heads / 2) / heads;
+      const int64_t wanted = nearest > 1 ? nearest : 1;
       const int most = wanted < units ? static_cast<int>(wanted) : units;
       each = (units + most - 1) / most;
       parts = (units + each - 1) / each;
@@ -71,15 +74,9 @@ class VerifySolve {
     part_ = block().x % split_.parts;
     b_ = head / heads;
     hk_ = head % heads;
-    slot_ = p_.slots != nullptr ? Global<const int32_t>(p_.slots).load(b_) : b_;
-    n_ = slot_ < 0 ? 0 : limited(p_.lengths, p_.N);
-    pending_ =
-        slot_ < 0 || !p_.has_pending ? 0 : limited(p_.pending_path.lengths, p_.pending_path.max_length);
-  }
-
-  SPECDEC_DEVICE int limited(const int32_t* lengths, int64_t most) const {
-    const int64_t given = lengths != nullptr ? Global<const int32_t>(lengths).load(b_) : most;
-    return static_cast<int>(given < 0 ? 0 : given > most ? most : given);
+    slot_ = slot_of(p_.slots, b_, p_.state.slots);
+    n_ = slot_ < 0 ? 0 : length_of(p_.lengths, b_, p_.N);
+    pending_ = slot_ < 0 || !p_.has_pending ? 0 : path_length(p_.pending_path, b_, p_.pending.nodes);
   }
 
   SPECDEC_DEVICE void run() {
@@ -139,7 +136,8 @@ class VerifySolve {
     const Global<const int32_t> path(p_.pending_path.path);
     const int DK = chunk_.DK;
     const auto node = [&](int i) {
-      const int64_t at = path ? path.load(b_ * p_.pending_path.max_length + i) : i;
+      const int64_t at =
+          path ? path_node(path.load(b_ * p_.pending_path.max_length + i), p_.pending.nodes) : i;
       return b_ * p_.pending.nodes + at;
     };
     for (int begin = 0; begin < pending_; begin += kPendingRows) {
@@ -175,8 +173,7 @@ class VerifySolve {
     const int nodes = (n_ + kRows - 1) / kRows * kRows;
     for (int i = thread(); i < nodes; i += kThreads) {
       const bool valid = i < n_;
-      int parent = !valid ? -1 : parents_ ? parents_.load(b_ * p_.N + i) : i - 1;
-      parent = parent < i ? parent : -1;  // a walk ends, whatever was given
+      const int parent = !valid ? -1 : parents_ ? parent_of(parents_.load(b_ * p_.N + i), i) : i - 1;
       float decay = 1.0f, strength = 0.0f;
       if (valid && p_.rec.gate == Gate::kHead) decay = exp(g_.load(at_token(p_.g_stride, b_, i, hv_)));
       if (valid && chunk_.delta) strength = beta_.load(at_token(p_.beta_stride, b_, i, hv_));

@@ -195,6 +195,11 @@ void Executor::summarize() {
     if (to == counts.buffers.end()) to = counts.buffers.insert(to, BufferCounts{buffer.name()});
     to->bytes_read += traffic.read;
     to->bytes_written += traffic.written;
+    constexpr auto kBytes = static_cast<int64_t>(kSectorBytes);
+    to->footprint_read += traffic.sectors_read.size() * kBytes;
+    to->footprint_written += traffic.sectors_written.size() * kBytes;
+    counts.footprint_read += traffic.sectors_read.size() * kBytes;
+    counts.footprint_written += traffic.sectors_written.size() * kBytes;
   }
 }
 

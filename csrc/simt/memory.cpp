@@ -49,7 +49,7 @@ int64_t Buffer::bytes_with_values() const {
 }
 
 Buffer& Memory::add(std::string name, const void* data, size_t bytes, Direction direction) {
-  Buffer buffer(std::move(name), data, bytes, direction);
+  Buffer buffer(std::move(name), data, data != nullptr ? bytes : 0, direction);
   for (const Buffer& other : buffers_) {
     if (buffer.begin() < other.end() && other.begin() < buffer.end()) {
       throw std::invalid_argument("simt: " + buffer.name() + " overlaps " + other.name());

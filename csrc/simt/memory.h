@@ -17,8 +17,29 @@ enum class Direction {
   kBoth,    // holds values; may be written
 };
 
-struct Traffic {  // of one buffer, in bytes; an address counts once in a request of a warp
-  int64_t read = 0, written = 0;
+constexpr size_t kSectorBytes = 32;
+
+// Sectors of a buffer, counted from its beginning.
+class SectorSet {
+ public:
+  void add(size_t sector, size_t buffer_bytes) {
+    if (bits_.data() == nullptr) bits_ = Reservation(buffer_bytes / kSectorBytes / 8 + 1);
+    unsigned char& byte = static_cast<unsigned char*>(bits_.data())[sector / 8];
+    const auto bit = static_cast<unsigned char>(1u << sector % 8);
+    count_ += (byte & bit) == 0;
+    byte |= bit;
+  }
+  int64_t size() const { return count_; }
+
+ private:
+  Reservation bits_;
+  int64_t count_ = 0;
+};
+
+// Of one buffer in a launch. An address counts once in a request of a warp, a sector once in all.
+struct Traffic {
+  int64_t read = 0, written = 0;  // bytes
+  SectorSet sectors_read, sectors_written;
 };
 
 class Buffer {
@@ -64,8 +85,8 @@ class Buffer {
 
 class Memory {
  public:
-  // Registers `bytes` bytes; a null pointer is ignored. Throws std::invalid_argument where the range overlaps
-  // another one. The reference stays valid until clear().
+  // Registers `bytes` bytes; none where the pointer is null, as that of an absent argument. Throws
+  // std::invalid_argument where the range overlaps another one. The reference stays valid until clear().
   Buffer& add(std::string name, const void* data, size_t bytes, Direction direction);
   template <typename T>
   Buffer& add(std::string name, const T* data, size_t count, Direction direction) {

@@ -81,6 +81,8 @@ std::string Report::to_string() const {
                      as_ll(k.launches), as_ll(k.blocks), as_ll(k.shared_bytes));
     result += simt::to_string("read", k.read);
     result += simt::to_string("written", k.write);
+    result += format("  footprint: %lld bytes read, %lld written\n", as_ll(k.footprint_read),
+                     as_ll(k.footprint_written));
     result += format("  shared: %lld requests, %lld wavefronts, worst %lld-way\n", as_ll(k.shared.requests),
                      as_ll(k.shared.wavefronts), as_ll(k.shared.worst));
     result +=
@@ -91,8 +93,9 @@ std::string Report::to_string() const {
                      as_ll(k.load_matrices));
     for (const BufferCounts& b : k.buffers) {
       if (b.bytes_read == 0 && b.bytes_written == 0) continue;
-      result += format("  %s: %lld bytes read, %lld written\n", b.name.c_str(), as_ll(b.bytes_read),
-                       as_ll(b.bytes_written));
+      result += format("  %s: %lld bytes read, %lld written; footprint %lld read, %lld written\n",
+                       b.name.c_str(), as_ll(b.bytes_read), as_ll(b.bytes_written), as_ll(b.footprint_read),
+                       as_ll(b.footprint_written));
     }
     for (const LineCounts& l : k.lines) {
       result += format("  %s:%d:", base_name(l.file).c_str(), l.line);

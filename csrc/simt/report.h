@@ -67,6 +67,9 @@ struct LineCounts {
 struct BufferCounts {
   std::string name;
   int64_t bytes_read = 0, bytes_written = 0;
+  // Of the distinct 32-byte sectors of a launch, whole: what memory has to move where the cache holds what
+  // blocks share. Launches add up.
+  int64_t footprint_read = 0, footprint_written = 0;
 };
 
 struct KernelCounts {
@@ -74,6 +77,7 @@ struct KernelCounts {
   int64_t launches = 0, blocks = 0;
   int64_t shared_bytes = 0;  // dynamic shared memory of a block, the most of any launch
   GlobalTraffic read, write;
+  int64_t footprint_read = 0, footprint_written = 0;  // of all buffers, as in BufferCounts
   SharedTraffic shared;
   int64_t async_bytes = 0;    // by asynchronous copies; they are in `read` too
   int64_t flag_accesses = 0;  // acquires, releases and atomics by threads; in no other count

@@ -129,8 +129,11 @@ void RequestCounter::count_global(PlaceCounts& place, bool write, const uint64_t
   const Buffer& buffer = *memory_.find(values[0]);
   (write ? buffer.traffic.written : buffer.traffic.read) += moved;
   // As if the buffer began where the GPU's allocations begin, at a multiple of 256 bytes.
-  for (int i = 0; i < count; ++i) values[i] = (values[i] - buffer.begin()) / 32;
-  traffic.sectors += sort_distinct(values, count);
+  for (int i = 0; i < count; ++i) values[i] = (values[i] - buffer.begin()) / kSectorBytes;
+  count = sort_distinct(values, count);
+  traffic.sectors += count;
+  SectorSet& touched = write ? buffer.traffic.sectors_written : buffer.traffic.sectors_read;
+  for (int i = 0; i < count; ++i) touched.add(values[i], buffer.end() - buffer.begin());
 }
 
 void RequestCounter::count_shared(PlaceCounts& place, const uint64_t* addresses, uint32_t active, int bytes) {

@@ -29,7 +29,11 @@ Status execute(const Operands& operands, NamedTensors outputs, std::initializer_
   const CallMemory memory(session.memory, operands, outputs, scratch);
   const Status status = launch(&session);
   const std::string seed = " (seed " + std::to_string(options.seed) + ")";
-  if (!session.report.clean()) fail(session.report.to_string() + seed);
+  if (!session.report.clean()) {
+    std::string text;
+    for (const simt::Finding& finding : session.report.findings) text += "\n" + finding.to_string();
+    fail("findings" + seed + text);
+  }
   if (status != Status::kOk) return status;
   const std::string wrong = memory.written_wrongly();
   if (!wrong.empty()) fail(wrong + seed);

@@ -143,7 +143,7 @@ inline void check_status(Status status, const char* op) {
     case Status::kOk:
       return;
     case Status::kUnsupported:
-      STD_TORCH_CHECK(false, op, ": this backend has no kernel for these sizes and types");
+      STD_TORCH_CHECK(false, op, ": this backend has no kernel for these sizes, types and strides");
     case Status::kInvalidArgument:
       STD_TORCH_CHECK(false, op, ": parameters that contradict each other");
     case Status::kLaunchFailed:

@@ -161,6 +161,7 @@ struct Greedy : Round {
     session.memory.add("workspace", work.data(), work.size(), Direction::kOutput);
     EXPECT_EQ(accept_greedy(p, {work.data(), accept_greedy_workspace_bytes(p)}, &session), Status::kOk);
     EXPECT_TRUE(session.report.clean()) << session.report.to_string();
+    for (const simt::KernelCounts& counts : session.report.kernels) EXPECT_LE(counts.shared.worst, 2);
     return session.report;
   }
 #else
@@ -311,6 +312,7 @@ struct Sampled : Round {
     session.memory.add("workspace", static_cast<void*>(work.data()), bytes, Direction::kOutput);
     EXPECT_EQ(accept_sampled(params, {work.data(), bytes}, &session), Status::kOk);
     EXPECT_TRUE(session.report.clean()) << session.report.to_string();
+    for (const simt::KernelCounts& counts : session.report.kernels) EXPECT_LE(counts.shared.worst, 2);
     return session.report;
   }
 #else

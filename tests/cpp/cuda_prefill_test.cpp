@@ -1,206 +1,53 @@
-// prefill of the CUDA backend against the sequential recurrence in float64, through the executor, or on a GPU
-// in the GPU's build.
+// prefill of the CUDA backend, through the executor, or on a GPU in the GPU's build.
 #include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstring>
-#include <string>
 
 #include "cuda_problem.h"
 
 namespace specdec::test {
 namespace {
 
-class Prefill : public CudaProblem {
- public:
-  using CudaProblem::CudaProblem;
+using TestProblem = CudaProblem;
+constexpr Precision kPrecision = Precision::kTf32x3;
+constexpr double kErrors = 2.0;  // of TF32x3: see solve_suite.h
+constexpr int64_t kValueRows = 32;
 
-  PrefillParams params() {
-    PrefillParams p;
-    fill_common(p, state, 0);
-    p.T = shape.N;
-    p.precision = Precision::kTf32x3;
-    return p;
-  }
-
-  // Runs p on `state`; `out` is written anew. Nothing may be found, and all of `out` has to be written.
-  void prefill(PrefillParams p, Status expected = Status::kOk) {
-    const int64_t rows = p.cu_seqlens != nullptr ? 1 : p.B;
-    out = Buffer(shape.dtype, rows * p.T * shape.HV * shape.DV);
-    p.out = out.data();
-    ASSERT_EQ(call(p), expected);
-  }
-
-  // Tokens [first, first + n) of row `row`; `before` is the state before the call.
-  void expect_sequence(int64_t b, int64_t row, int64_t first, int64_t n, const Buffer& before) {
-    const Shape& s = shape;
-    // Of TF32x3: see cuda_solve_test.cpp. Numbers of a 16-bit type are rounded once, bfloat16 the coarsest.
-    const auto rounding = [](DType dtype, double x) {
-      return dtype == DType::kFloat32 ? 0.0 : dtype == DType::kBFloat16 ? 0x1p-8 * x : 0x1p-11 * x + 0x1p-25;
-    };
-    for (int64_t hv = 0; hv < s.HV; ++hv) {
-      SCOPED_TRACE(testing::Message() << "sequence " << b << " head " << hv);
-      const Truth t(Reference(*this, before, state_at(b, hv), row, hv), first, n, nullptr);
-      const double out_tolerance = 2.0 * t.tolerance(s.DK, n, t.row_norm * t.q_norm);
-      for (int64_t i = 0; i < n; ++i) {
-        for (int64_t r = 0; r < s.DV; ++r) {
-          const double got = out[((row * s.N + first + i) * s.HV + hv) * s.DV + r], want = t.steps[i].out[r];
-          ASSERT_NEAR(got, want, out_tolerance + rounding(s.dtype, std::abs(want) + out_tolerance))
-              << "token " << i << " row " << r;
-        }
-      }
-      const double state_tolerance = 2.0 * t.tolerance(s.DK, n, t.row_norm);
-      for (int64_t i = 0; i < s.DV * s.DK; ++i) {
-        ASSERT_NEAR(state[state_at(b, hv) + i], t.state[i],
-                    state_tolerance + rounding(s.state, std::abs(t.state[i]) + state_tolerance))
-            << "state " << i;
-      }
-    }
-  }
-
-  void expect_zero(int64_t row, int64_t first, int64_t end) {
-    const int64_t width = shape.HV * shape.DV;
-    for (int64_t i = (row * shape.N + first) * width; i < (row * shape.N + end) * width; ++i) {
-      ASSERT_EQ(out[i], 0.0) << i;
-    }
-  }
-
-  Buffer out;
-};
-
-TEST(CudaPrefill, FollowsReference) {
+std::vector<Shape> prefill_shapes() {
   constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-  unsigned seed = 0;
+  std::vector<Shape> all;
   for (const Gate gate : kGates) {
     for (const Update update : kUpdates) {
       for (const int64_t T : {1, 33, 64, 65, 150}) {
+        const auto i = static_cast<int64_t>(all.size());
         Shape s;
-        s.N = T, s.gate = gate, s.update = update, s.HK = 1, s.HV = 1 + seed % 2;
-        s.DK = 32 * (1 + seed % 3), s.DV = 32;
-        s.dtype = kDTypes[seed % 3], s.state = seed % 4 == 1 ? DType::kBFloat16 : DType::kFloat32;
-        s.qk_l2norm = seed % 5 > 0;
-        SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(gate) << " update "
-                                        << static_cast<int>(update) << " T " << T << " DK " << s.DK);
-        Prefill problem(s, seed++);
-        const Buffer before = problem.state;
-        problem.prefill(problem.params());
-        problem.expect_sequence(0, 0, 0, T, before);
-        if (HasFatalFailure()) return;
+        s.N = T, s.gate = gate, s.update = update, s.HK = 1, s.HV = 1 + i % 2;
+        s.DK = 32 * (1 + i % 3), s.DV = 32;
+        s.dtype = kDTypes[i % 3], s.state = i % 4 == 1 ? DType::kBFloat16 : DType::kFloat32;
+        s.qk_l2norm = i % 5 > 0;
+        all.push_back(s);
       }
     }
   }
-}
-
-TEST(CudaPrefill, WideHeads) {
-  for (const Gate gate : {Gate::kHead, Gate::kChannel}) {
+  for (const Gate gate : {Gate::kHead, Gate::kChannel}) {  // the longest keys
     Shape s;
     s.N = 40, s.gate = gate, s.DK = 256, s.DV = 64, s.HV = 1;
-    Prefill problem(s, 5);
-    const Buffer before = problem.state;
-    problem.prefill(problem.params());
-    problem.expect_sequence(0, 0, 0, s.N, before);
+    all.push_back(s);
   }
+  return all;
 }
 
-TEST(CudaPrefill, PaddedRowsAreZeroAndUnread) {
-  Shape s;
-  s.B = 4, s.N = 70, s.HK = 2, s.DV = 32;
-  Prefill problem(s, 8);
-  problem.slots[1] = -1;
-  const std::vector<int32_t> lengths = {65, 70, 0, 99};
-  for (const auto& [b, from] : {std::pair<int64_t, int64_t>{0, 65}, {1, 0}, {2, 0}}) {
-    for (Tensor* x : {&problem.q, &problem.k, &problem.v, &problem.g, &problem.beta}) {
-      std::fill(&x->buffer.f32[x->at(b, from, 0)], &x->buffer.f32[x->at(b, s.N, 0)], kNaN);
-    }
-  }
-  const Buffer before = problem.state;
-  PrefillParams p = problem.params();
-  p.lengths = lengths.data();
-  problem.prefill(p);
-  problem.expect_sequence(0, 0, 0, 65, before);
-  problem.expect_sequence(3, 3, 0, 70, before);
-  problem.expect_zero(0, 65, 70);
-  problem.expect_zero(1, 0, 70);
-  problem.expect_zero(2, 0, 70);
-  // Slots that no sequence advanced, gaps between slots included, keep their bits.
-  for (int64_t slot = 0; slot < problem.pool; ++slot) {
-    const bool written = slot == problem.slots[0] || slot == problem.slots[3];
-    const int64_t begin = slot * problem.slot_stride + (written ? s.HV * s.DV * s.DK : 0);
-    const int64_t end = (slot + 1) * problem.slot_stride;
-    EXPECT_EQ(std::memcmp(&problem.state.f32[begin], &before.f32[begin], (end - begin) * sizeof(float)), 0)
-        << slot;
-  }
-}
+}  // namespace
+}  // namespace specdec::test
 
-TEST(CudaPrefill, PackedSequences) {
-  const std::vector<int32_t> cu_seqlens = {3, 4, 4, 68, 133};  // three idle tokens, lengths 1, 0, 64, 65
-  Shape s;
-  s.N = 140, s.DV = 32;  // seven idle tokens at the end
-  s.gate = Gate::kChannel;
-  Prefill problem(s, 9);
-  problem.slots = {2, 0, 1, -1};
-  for (float& e : problem.state.f32) e = problem.uniform(-1.0f, 1.0f);
-  const Buffer before = problem.state;
-  PrefillParams p = problem.params();
-  p.B = 4;
-  p.cu_seqlens = cu_seqlens.data();
-  problem.prefill(p);
-  problem.expect_zero(0, 0, 3);
-  problem.expect_zero(0, 68, 140);
-  for (const int64_t b : {0, 1, 2}) {
-    problem.expect_sequence(b, 0, cu_seqlens[b], cu_seqlens[b + 1] - cu_seqlens[b], before);
-  }
-}
-
-// Two calls, the state carried between them, follow the same sequence.
-TEST(CudaPrefill, ContinuesFromItsState) {
-  Shape s;
-  s.N = 120, s.DV = 32;
-  Prefill problem(s, 11);
-  const Buffer before = problem.state;
-  PrefillParams p = problem.params();
-  p.T = 50;
-  problem.prefill(p);
-  const Buffer head = problem.out;
-  problem.fill_common(p, problem.state, 50);
-  p.T = 70;
-  problem.prefill(p);
-  problem.out.f32.insert(problem.out.f32.begin(), head.f32.begin(), head.f32.end());
-  problem.expect_sequence(0, 0, 0, s.N, before);
-}
-
-// Tokens in front of one that is not finite keep their bits; all after it know.
-TEST(CudaPrefill, NonFiniteTokensReachOnlyLaterOnes) {
-  unsigned seed = 20;
-  for (const Gate gate : kGates) {
-    for (const Update update : kUpdates) {
-      Shape s;
-      s.N = 75, s.DV = 32, s.HV = 1, s.gate = gate, s.update = update;
-      Prefill problem(s, seed++);
-      const Buffer state = problem.state;
-      problem.prefill(problem.params());
-      const Buffer want = problem.out;
-      for (const int64_t token : {3, 37, 74}) {
-        for (float* entry : {&problem.k.buffer.f32[problem.k.at(0, token, 0, 3)],
-                             &problem.v.buffer.f32[problem.v.at(0, token, 0, 20)]}) {
-          const float good = *entry;
-          *entry = kNaN;
-          problem.state = state;
-          problem.prefill(problem.params());
-          *entry = good;
-          const int64_t before = token * s.DV;
-          EXPECT_EQ(std::memcmp(problem.out.data(), want.data(), before * sizeof(float)), 0) << token;
-          for (int64_t t = token; t < s.N; ++t) EXPECT_TRUE(std::isnan(problem.out[t * s.DV + 20])) << t;
-        }
-      }
-    }
-  }
-}
+#include "prefill_suite.h"
 
 #ifdef SPECDEC_SIMT
+
+namespace specdec::test {
+namespace {
+
 // The state is read once and written once; accesses to it are coalesced, and no access to shared memory takes
 // more than two passes.
-TEST(CudaPrefill, Traffic) {
+TEST(Prefill, Traffic) {
   for (const Gate gate : {Gate::kHead, Gate::kChannel}) {
     Shape s;
     s.N = 130, s.DK = 128, s.DV = 64, s.HV = 1, s.gate = gate;
@@ -217,9 +64,9 @@ TEST(CudaPrefill, Traffic) {
   }
 }
 
-TEST(CudaPrefill, RefusesWhatItCannotRun) {
+TEST(Prefill, RefusesWhatItCannotRun) {
   Shape s;
-  s.DV = 32;
+  s.DV = kValueRows;
   Prefill problem(s, 1);
   PrefillParams p = problem.params();
   p.rec.HK = 3;
@@ -234,7 +81,8 @@ TEST(CudaPrefill, RefusesWhatItCannotRun) {
   p.precision = Precision::kIeee;
   problem.prefill(p, Status::kUnsupported);
 }
-#endif
 
 }  // namespace
 }  // namespace specdec::test
+
+#endif

@@ -153,6 +153,7 @@ struct Problem {
   virtual ~Problem() = default;
   virtual Status call(const VerifyParams& p) const { return cpu::verify(p); }
   virtual Status call(const CommitParams& p) const { return cpu::commit(p); }
+  virtual Status call(const PrefillParams& p) const { return cpu::prefill(p); }
 
   // Runs p (its output pointers are set here).
   Outputs run(VerifyParams p, Status expected = Status::kOk) const {

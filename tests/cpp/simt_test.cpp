@@ -234,6 +234,44 @@ TEST(SimtCounts, RequestsOfDivergentLanes) {
   EXPECT_EQ(session.report.kernels.at(0).lines.size(), 2u);
 }
 
+// Blocks share 100 numbers, which end inside a sector, and block b writes words 2 b and 64 + 16 b.
+void share_a_head(const TestBuffers& p, SharedArena) {
+  float sum = 0.0f;
+  for (int i = thread(); i < 100; i += 32) sum += Global<const float>(p.in).load(i);
+  if (thread() > 0) return;
+  Global<float>(p.out).store(2 * block().x, sum);
+  Global<float>(p.out).store(64 + 16 * block().x, sum);
+}
+
+TEST(SimtCounts, FootprintCountsASectorOnceALaunch) {
+  TestSession session;
+  for (int launches = 1; launches <= 2; ++launches) {
+    session.run<share_a_head, 32>(4);
+    const simt::KernelCounts& counts = session.report.kernels.at(0);
+    EXPECT_EQ(counts.read.bytes, launches * 4 * 400);
+    EXPECT_EQ(counts.footprint_read, launches * 13 * 32);  // 400 bytes touch 13 sectors
+    EXPECT_EQ(counts.write.bytes, launches * 4 * 2 * 4);
+    EXPECT_EQ(counts.footprint_written, launches * (1 + 4) * 32);
+    for (const simt::BufferCounts& buffer : counts.buffers) {
+      EXPECT_EQ(buffer.footprint_read, buffer.name == "in" ? counts.footprint_read : 0) << buffer.name;
+      EXPECT_EQ(buffer.footprint_written, buffer.name == "out" ? counts.footprint_written : 0) << buffer.name;
+    }
+  }
+}
+
+TEST(SimtMemory, AbsentArgumentsAreNoBuffers) {
+  simt::Memory memory;
+  const float* absent = nullptr;
+  float here[4];
+  memory.add("g", absent, 100, simt::Direction::kInput);
+  memory.add("beta", absent, 100, simt::Direction::kInput);
+  memory.add("here", here, 4, simt::Direction::kInput);
+  EXPECT_EQ(memory.find(0), nullptr);
+  EXPECT_EQ(memory.find(16), nullptr);
+  EXPECT_EQ(memory.find(reinterpret_cast<uintptr_t>(here))->name(), "here");
+  EXPECT_THROW(memory.add("again", here + 1, 1, simt::Direction::kInput), std::invalid_argument);
+}
+
 template <int Stride, int N>
 void shared_strided(const TestBuffers&, SharedArena shared) {
   const Shared<float> s = shared.take<float>(4096);

@@ -184,7 +184,7 @@ CUDA = replace(
     name="cuda",
     **{name: _on_cuda(getattr(ops, name)) for name in _WRAPPERS},
     checks_values=False,
-    share=1,
+    share=4,
     missing="" if torch.cuda.is_available() else "no GPU",
 )
 
@@ -201,3 +201,4 @@ COMPILED = [_param(b) for b in _ALL[1:]]  # the ones that promise bit-equality a
 PAIRS = [_param(b, s) for b in _ALL for s in b.strategies]
 EXACT_PAIRS = [_param(b, s) for b in _ALL[1:] for s in b.strategies if s in ("serial", "hybrid")]
 PRECISIONS = [_param(b, p) for b in _ALL for p in b.precisions]
+UNCHECKED = [_param(b) for b in _ALL if b.precisions]  # the kernels of a GPU, which look at no values first

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.backends import COMPILED, Backend
+from ops.backends import COMPILED, UNCHECKED, Backend
 from ops.cases import int32
 from specdec import ops
 from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix, pack_weight
@@ -207,6 +207,21 @@ def test_verify(backend: Backend, name: str, change: dict[str, Any], message: st
     arguments = {**verify_arguments(), **change}
     written = "q" if arguments["state"].device.type == "meta" else "state"
     call(arguments, backend.verify, message, written)
+
+
+@pytest.mark.parametrize("backend", UNCHECKED)
+@pytest.mark.parametrize(
+    ("strategy", "precision", "message"),
+    [
+        ("solve", "ieee", "got 'ieee' with tensor cores, want 'tf32x3', 'tf32', 'bf16' or 'auto'"),
+        ("serial", "bf16", "got 'bf16' with strategy 'serial', want 'ieee' or 'auto'"),
+        ("exact", "tf32", "got 'tf32' with strategy 'exact', want 'ieee' or 'auto'"),
+        ("auto", "fp8", "got 'fp8', want 'ieee', 'tf32x3', 'tf32', 'bf16' or 'auto'"),
+    ],
+)
+def test_precisions_of_a_gpu(backend: Backend, strategy: str, precision: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^precision: {message}$"):
+        backend.verify(**{**verify_arguments(), "strategy": strategy, "precision": precision})
 
 
 @backends

@@ -53,6 +53,26 @@ def test_explicit_strategies_pass_through() -> None:
         table.resolve(["serial"], "avx512", N=7, tree=True, **SHAPE)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "tree", "prefix", "rows", "want"),
+    [
+        ("auto", 1, False, False, 8, "serial"),
+        ("auto", 15, False, False, 8, "serial"),
+        ("auto", 16, False, False, 8, "solve"),
+        ("auto", 65, True, False, 512, "solve"),
+        ("auto", 16, True, True, 8, "hybrid"),
+        ("auto", 15, True, False, 31, "hybrid"),
+        ("exact", 64, True, False, 31, "hybrid"),
+        ("exact", 64, True, False, 32, "serial"),
+        ("exact", 64, False, False, 8, "serial"),
+    ],
+)
+def test_a_gpu_has_a_rule(strategy: str, nodes: int, tree: bool, prefix: bool, rows: int, want: str) -> None:
+    write_user_table(point(16, 1.0, 9.0))  # means nothing to it
+    shape = {**SHAPE, "B": 1, "HV": rows}
+    assert table.resolve(strategy, table.GPU, N=nodes, tree=tree, prefix=prefix, **shape) == want
+
+
 def test_nearest_point_decides() -> None:
     write_user_table(
         point(4, 100.0, 200.0),
