@@ -188,6 +188,28 @@ void add_tokens(Run& run, Params& p, const Layer& layer, int64_t N) {
   p.scale = 0.088f, p.qk_l2norm = true;
 }
 
+int32_t* binary_tree(Run& run, int64_t B, int64_t N) {
+  return run.indices("parents", rows(B, [](int64_t n) { return static_cast<int32_t>((n + 1) / 2 - 1); }, N));
+}
+
+void add_outputs(Run& run, VerifyParams& p, const Layer& layer) {
+  const int64_t tokens = p.B * p.N;
+  p.out = run.output<float>("out", tokens * layer.HV * layer.DV);
+  p.k_out = run.output<float>("k_out", tokens * layer.HK * layer.DK);
+  p.u_out = run.output<float>("u_out", tokens * layer.HV * layer.DV);
+  p.g_out = run.output<float>("g_out", tokens * layer.HV * layer.gates());
+}
+
+// With its arrays; the counters, which outlive the call, are the caller's.
+VerifyWorkspace add_workspace(Run& run, VerifyWorkspace space, std::vector<int32_t>& counters) {
+  counters.assign(static_cast<size_t>(space.counters_count), 0);
+  space.counters = counters.data();
+  space.states =
+      static_cast<float*>(run.workspace(space.states_count * static_cast<int64_t>(sizeof(float))).data);
+  if (!counters.empty()) run.own("counters", counters.data(), counters.size() * sizeof(int32_t));
+  return space;
+}
+
 void run_verify(Strategy strategy, Precision precision, const char* op, const Layer& layer, int64_t N,
                 bool tree, bool pending) {
   const double step = layer.step_flops();
@@ -199,30 +221,71 @@ void run_verify(Strategy strategy, Precision precision, const char* op, const La
       layer.listed);
   VerifyParams p;
   add_tokens(run, p, layer, N);
-  const int64_t tokens = p.B * N;
   p.N = N;
   p.state = {run.state(layer.states(), pending, layer.state), layer.state, p.B,
              layer.HV * layer.DV * layer.DK};
-  if (tree)
-    p.parents =
-        run.indices("parents", rows(p.B, [](int64_t n) { return static_cast<int32_t>((n + 1) / 2 - 1); }, N));
+  if (tree) p.parents = binary_tree(run, p.B, N);
   if (pending) {
     p.has_pending = true;
     p.pending = factors(run, layer, kPending);
     p.pending_path = {nullptr, nullptr, kPending};
   }
-  p.out = run.output<float>("out", tokens * layer.HV * layer.DV);
-  p.k_out = run.output<float>("k_out", tokens * layer.HK * layer.DK);
-  p.u_out = run.output<float>("u_out", tokens * layer.HV * layer.DV);
-  p.g_out = run.output<float>("g_out", tokens * layer.HV * layer.gates());
+  add_outputs(run, p, layer);
   p.strategy = strategy, p.precision = precision;
-  VerifyWorkspace space = verify_workspace(p);
-  std::vector<int32_t> counters(space.counters_count, 0);
-  space.counters = counters.data();
-  space.states =
-      static_cast<float*>(run.workspace(space.states_count * static_cast<int64_t>(sizeof(float))).data);
-  if (!counters.empty()) run.own("counters", counters.data(), counters.size() * sizeof(int32_t));
+  std::vector<int32_t> counters;
+  const VerifyWorkspace space = add_workspace(run, verify_workspace(p), counters);
   run.finish([&](Stream stream) { return verify(p, space, stream); });
+}
+
+// From the raw projections to the normed heads; with pending tokens as many as the window has rows.
+void run_layer(const Layer& layer, int64_t N, bool tree, bool pending) {
+  constexpr int64_t W = 4, kMoved = W - 1;
+  const int64_t B = layer.B, C = 2 * layer.HK * layer.DK + layer.HV * layer.DV, HV = layer.HV;
+  const double step = layer.step_flops(), tokens = static_cast<double>(N);
+  Run run(
+      "verify layer",
+      layer.describe(N, std::string(tree ? " tree" : " chain") + (pending ? " pending 3" : "")),
+      (step + 2.0 * W * static_cast<double>(B * C)) * tokens + (pending ? 3.0 / 8.0 * step * kMoved : 0.0),
+      layer.listed);
+  VerifyLayerParams p;
+  VerifyParams& v = p.verify;
+  v.rec = layer.recurrence();
+  v.B = B, v.N = N;
+  v.scale = 0.088f, v.qk_l2norm = true;
+  v.state = {run.state(layer.states(), pending, layer.state), layer.state, B, HV * layer.DV * layer.DK};
+  if (tree) v.parents = binary_tree(run, B, N);
+  p.has_prologue = true;
+  LayerPrologue& from = p.prologue;
+  const auto projections = [&](const char* name, int64_t nodes) {
+    return ConvInputView{run.input(name, B * nodes * C), DType::kFloat32, nodes, nodes * C, C};
+  };
+  from.mixed = projections("mixed", N);
+  from.W = W;
+  from.weight = run.input("conv_weight", C * W);
+  from.bias = run.input("conv_bias", C);
+  from.a = run.input("a", B * N * HV), from.b = run.input("b", B * N * HV);
+  from.a_stride = from.b_stride = {N * HV, HV, 1};
+  from.A_log = run.input("A_log", HV), from.dt_bias = run.input("dt_bias", HV);
+  if (pending) {
+    // They replace the window: it is written and not read.
+    v.has_pending = true;
+    v.pending = factors(run, layer, kMoved);
+    v.pending_path = {nullptr, nullptr, kMoved};
+    from.pending = projections("pending_mixed", kMoved);
+    from.window.data = run.output<float>("conv_state", B * kMoved * C);
+  } else {
+    from.window.data = run.input("conv_state", B * kMoved * C);
+  }
+  from.window.slots = B, from.window.slot_stride = kMoved * C;
+  p.has_epilogue = true;
+  p.epilogue.weight = run.input("norm_weight", layer.DV);
+  p.epilogue.eps = 1e-6f;
+  p.epilogue.gate = run.input("norm_gate", B * N * HV * layer.DV);
+  p.epilogue.gate_stride = {N * HV * layer.DV, HV * layer.DV, layer.DV};
+  add_outputs(run, v, layer);
+  std::vector<int32_t> counters;
+  const VerifyWorkspace space = add_workspace(run, verify_layer_workspace(p), counters);
+  run.finish([&](Stream stream) { return verify_layer(p, space, stream); });
 }
 
 void run_prefill(Precision precision, const char* op, const Layer& layer, int64_t T) {
@@ -264,6 +327,7 @@ void run_instances() {
         run_verify(Strategy::kHybrid, Precision::kIeee, "verify hybrid", layer, 6, true, true);
         run_commit(CommitMode::kExact, "commit exact", layer);
         run_commit(CommitMode::kFast, "commit fast", layer);
+        run_layer(layer, 6, true, true);
         if (state != DType::kFloat32 || (DK != 128 && DK != 256)) continue;
         for (const auto& [precision, name] : kPrecisions) {
           for (const int64_t N : {8, 24})
@@ -283,8 +347,7 @@ void run_conv(int64_t N, bool pending) {
   p.B = B, p.N = N, p.C = C, p.W = W;
   p.x = {run.input("x", B * N * C), DType::kFloat32, N, N * C, C};
   p.weight = run.input("weight", C * W);
-  p.parents =
-      run.indices("parents", rows(B, [](int64_t n) { return static_cast<int32_t>((n + 1) / 2 - 1); }, N));
+  p.parents = binary_tree(run, B, N);
   if (pending) {
     // A path of W - 1 replaces the window: it is written and not read.
     p.state = {run.output<float>("state", B * (W - 1) * C), DType::kFloat32, B, (W - 1) * C};
@@ -362,7 +425,9 @@ int main() {
   std::printf("[");
   for (const bool pending : {false, true}) {
     run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", kFew, 8, false, pending);
+    run_layer(kFew, 8, false, pending);
     for (const int64_t N : {8, 32}) {
+      run_layer(kFew, N, true, pending);
       run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", kFew, N, true, pending);
       run_verify(Strategy::kHybrid, Precision::kIeee, "verify hybrid", kFew, N, true, pending);
       for (const auto& [precision, name] : kPrecisions) {
@@ -373,6 +438,7 @@ int main() {
   }
   run_verify(Strategy::kSerial, Precision::kIeee, "verify serial", kMany, 8, false, true);
   run_verify(Strategy::kSolve, Precision::kTf32x3, "verify solve tf32x3", kMany, 8, false, true);
+  run_layer(kMany, 8, false, true);
   for (const auto& [precision, name] : kPrecisions) {
     run_prefill(precision, (std::string("prefill") + name).c_str(), kFew, 128);
   }

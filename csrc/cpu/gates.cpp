@@ -1,8 +1,8 @@
 // gated_delta_gates: the log decay g = -exp(A_log) softplus(a + dt_bias) and the write strength beta =
 // sigmoid(b) of a Gated DeltaNet (Yang et al., 2024, arXiv:2412.06464; the decay's form is Mamba-2's).
+#include "gates_row.h"
 #include "ops.h"
 #include "parallel.h"
-#include "gates_row.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 

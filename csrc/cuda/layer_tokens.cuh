@@ -4,12 +4,11 @@
 // moves the window.
 #pragma once
 
+#include "layer_limits.h"
 #include "specdec/layer_params.h"
 #include "stepper.cuh"
 
 namespace specdec::cuda {
-
-constexpr int kLayerTaps = 4;  // W of a fused convolution, at most
 
 // Memory of one input row [C], or of a row of the window.
 struct InputRow {
@@ -32,7 +31,9 @@ SPECDEC_DEVICE InputRow moved_row(const VerifyLayerParams& p, int64_t b, int64_t
   const PathView& path = p.verify.pending_path;
   const int64_t step = old - kept;
   const int64_t node =
-      path.path != nullptr ? Global<const int32_t>(path.path).load(b * path.max_length + step) : step;
+      path.path != nullptr
+          ? path_node(Global<const int32_t>(path.path).load(b * path.max_length + step), from.pending.nodes)
+          : step;
   return {from.pending.x, b * from.pending.stride_b + node * from.pending.stride_n, from.pending.dtype};
 }
 
@@ -87,11 +88,12 @@ class LayerTokens {
     return i < kDK ? channels_.q + i : i < 2 * kDK ? channels_.k + i - kDK : channels_.v + row_ + i - 2 * kDK;
   }
 
-  SPECDEC_DEVICE int64_t parent(int64_t b, int64_t id, int64_t prefix) const {
+  SPECDEC_DEVICE int64_t parent(int64_t b, int id, int64_t prefix) const {
     const VerifyParams& v = p_.verify;
     const int32_t* parents = id < prefix ? v.prefix_parents : v.parents;
     if (parents == nullptr) return id - 1;
-    return Global<const int32_t>(parents).load(id < prefix ? b * prefix + id : b * v.N + id - prefix);
+    return parent_of(
+        Global<const int32_t>(parents).load(id < prefix ? b * prefix + id : b * v.N + id - prefix), id);
   }
 
   // `count` channels of the block from `first` on, by a warp.
@@ -111,7 +113,7 @@ class LayerTokens {
       } else {
         const ConvInputView& in = id < prefix ? from.prefix : from.mixed;
         rows[t] = {in.x, b * in.stride_b + (id < prefix ? id : id - prefix) * in.stride_n, in.dtype};
-        if (t + 1 < W) id = parent(b, id, prefix);
+        if (t + 1 < W) id = parent(b, static_cast<int>(id), prefix);
       }
     }
     for (int c = lane(); c < count; c += 32) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernel.h"
+#include "layer_limits.h"
 #include "specdec/acceptance_params.h"
 #include "specdec/layer_params.h"
 #include "specdec/params.h"

@@ -21,7 +21,8 @@ struct VerifyLayer {
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
     const VerifyParams& v = p.layer.verify;
     const Place at = Place::of<Traits::kRows>(v.rec, block().x);
-    const Sequence s = Sequence::of(v, at.b);
+    Sequence s = Sequence::of(v, at.b);
+    if (p.layer.has_prologue && s.slot >= p.layer.prologue.window.slots) s = Sequence();
     clear_padding<Traits>(v, at, s.length);
     if (s.length == 0 && s.pending == 0) return;
     const FinishLayer<Traits> finish(p, at, s, shared);

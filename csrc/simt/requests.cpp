@@ -124,16 +124,19 @@ void RequestCounter::count_global(PlaceCounts& place, bool write, const uint64_t
     if ((active >> i & 1) != 0) values[count++] = addresses[i];
   }
   count = sort_distinct(values, count);
-  const int64_t moved = static_cast<int64_t>(count) * bytes;
-  traffic.bytes += moved;
-  const Buffer& buffer = *memory_.find(values[0]);
-  (write ? buffer.traffic.written : buffer.traffic.read) += moved;
-  // As if the buffer began where the GPU's allocations begin, at a multiple of 256 bytes.
-  for (int i = 0; i < count; ++i) values[i] = (values[i] - buffer.begin()) / kSectorBytes;
-  count = sort_distinct(values, count);
-  traffic.sectors += count;
-  SectorSet& touched = write ? buffer.traffic.sectors_written : buffer.traffic.sectors_read;
-  for (int i = 0; i < count; ++i) touched.add(values[i], buffer.end() - buffer.begin());
+  traffic.bytes += static_cast<int64_t>(count) * bytes;
+  // Lanes may read different buffers at one source line.
+  for (int first = 0, last = 0; first < count; first = last) {
+    const Buffer& buffer = *memory_.find(values[first]);
+    while (last < count && values[last] < buffer.end()) ++last;
+    (write ? buffer.traffic.written : buffer.traffic.read) += static_cast<int64_t>(last - first) * bytes;
+    // As if the buffer began where the GPU's allocations begin, at a multiple of 256 bytes.
+    for (int i = first; i < last; ++i) values[i] = (values[i] - buffer.begin()) / kSectorBytes;
+    const int sectors = sort_distinct(values + first, last - first);
+    traffic.sectors += sectors;
+    SectorSet& touched = write ? buffer.traffic.sectors_written : buffer.traffic.sectors_read;
+    for (int i = 0; i < sectors; ++i) touched.add(values[first + i], buffer.end() - buffer.begin());
+  }
 }
 
 void RequestCounter::count_shared(PlaceCounts& place, const uint64_t* addresses, uint32_t active, int bytes) {

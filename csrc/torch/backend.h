@@ -3,6 +3,7 @@
 #pragma once
 
 #include "operands.h"
+#include "specdec/layer_params.h"
 
 // SPECDEC_NAMESPACE and SPECDEC_DISPATCH_KEY come from the build: `specdec` and CPU or CUDA, `specdec_simt`
 // and CPU.
@@ -21,6 +22,7 @@ Device device_of(const Operands& operands);
 
 // Each runs the op on the operands of which `p` holds the pointers.
 Status run(const VerifyParams& p, const Operands& operands, NamedTensors outputs);
+Status run(const VerifyLayerParams& p, const Operands& operands, NamedTensors outputs);
 Status run(const CommitParams& p, const Operands& operands);
 Status run(const PrefillParams& p, const Operands& operands, NamedTensors outputs);
 Status run(const ConvVerifyParams& p, const Operands& operands, NamedTensors outputs);

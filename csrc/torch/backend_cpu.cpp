@@ -1,4 +1,5 @@
 // The CPU kernels as a backend.
+#include "../cpu/layer_ops.h"
 #include "../cpu/ops.h"
 #include "backend.h"
 
@@ -12,6 +13,7 @@ bool on_tensor_cores() { return false; }
 Device device_of(const Operands&) { return {}; }
 
 Status run(const VerifyParams& p, const Operands&, NamedTensors) { return cpu::verify(p); }
+Status run(const VerifyLayerParams& p, const Operands&, NamedTensors) { return cpu::verify_layer(p); }
 Status run(const CommitParams& p, const Operands&) { return cpu::commit(p); }
 Status run(const PrefillParams& p, const Operands&, NamedTensors) { return cpu::prefill(p); }
 Status run(const ConvVerifyParams& p, const Operands&, NamedTensors) { return cpu::conv_verify(p); }

@@ -8,6 +8,7 @@
 
 #include "../cuda/ops.h"
 #include "backend.h"
+#include "cuda_layer.h"
 
 namespace specdec::binding {
 
@@ -22,7 +23,7 @@ std::string name_of(const Tensor& t) {
 class Place {
  public:
   explicit Place(const Operands& operands)
-      : device_{aoti_torch_device_type_cuda(), operands.pool.tensor->get_device_index()},
+      : device_{aoti_torch_device_type_cuda(), operands.pools[0].tensor->get_device_index()},
         guard_(device_.index) {
     void* stream = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index, &stream));
@@ -42,7 +43,7 @@ Tensor zeros(const Place& place, int64_t count) {
   Tensor t = new_contiguous(place.device(), {count}, aoti_torch_dtype_int32());
   STD_TORCH_CHECK(cudaMemsetAsync(t.mutable_data_ptr(), 0, static_cast<size_t>(count) * sizeof(int32_t),
                                   place.stream()) == cudaSuccess,
-                  "verify: the device refused to clear its workspace");
+                  "the device refused to clear a workspace");
   return t;
 }
 
@@ -67,6 +68,27 @@ Tensor counters(const Place& place, int64_t count) {
   return fresh;
 }
 
+// What a verification wants; freed in the order of the stream.
+class Workspace {
+ public:
+  Workspace(const Place& place, const cuda::VerifyWorkspace& wanted) : space_(wanted) {
+    if (wanted.states_count > 0) {
+      states_ = new_contiguous(place.device(), {wanted.states_count}, aoti_torch_dtype_float32());
+      space_.states = static_cast<float*>(states_->mutable_data_ptr());
+    }
+    if (wanted.counters_count > 0) {
+      counters_ = counters(place, wanted.counters_count);
+      space_.counters = static_cast<int32_t*>(counters_->mutable_data_ptr());
+    }
+  }
+
+  const cuda::VerifyWorkspace& space() const { return space_; }
+
+ private:
+  cuda::VerifyWorkspace space_;
+  OptionalTensor states_, counters_;
+};
+
 }  // namespace
 
 bool values_on_host() { return false; }
@@ -74,31 +96,32 @@ bool values_on_host() { return false; }
 bool on_tensor_cores() { return true; }
 
 Device device_of(const Operands& operands) {
-  STD_TORCH_CHECK(operands.pool.tensor != nullptr, operands.pool.name, ": got None, want a tensor");
-  const Tensor& pool = *operands.pool.tensor;
-  STD_TORCH_CHECK(pool.is_cuda(), operands.pool.name, ": got a tensor on ", name_of(pool), ", want cuda");
-  for (const Named& input : operands.inputs) {
-    if (input.tensor == nullptr) continue;
-    const Tensor& t = *input.tensor;
-    STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == pool.get_device_index(), input.name,
-                    ": got a tensor on ", name_of(t), ", want ", name_of(pool), " as ", operands.pool.name);
-  }
+  const Named& first = operands.pools[0];
+  STD_TORCH_CHECK(first.tensor != nullptr, first.name, ": got None, want a tensor");
+  const Tensor& pool = *first.tensor;
+  STD_TORCH_CHECK(pool.is_cuda(), first.name, ": got a tensor on ", name_of(pool), ", want cuda");
+  const auto check = [&](const Named& other) {
+    if (other.tensor == nullptr) return;
+    const Tensor& t = *other.tensor;
+    STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == pool.get_device_index(), other.name,
+                    ": got a tensor on ", name_of(t), ", want ", name_of(pool), " as ", first.name);
+  };
+  for (const Named& input : operands.inputs) check(input);
+  check(operands.pools[1]);
   return {aoti_torch_device_type_cuda(), pool.get_device_index()};
 }
 
 Status run(const VerifyParams& p, const Operands& operands, NamedTensors) {
   const Place place(operands);
-  cuda::VerifyWorkspace workspace = cuda::verify_workspace(p);
-  OptionalTensor states, zeroed;  // freed in the order of the stream
-  if (workspace.states_count > 0) {
-    states = new_contiguous(place.device(), {workspace.states_count}, aoti_torch_dtype_float32());
-    workspace.states = static_cast<float*>(states->mutable_data_ptr());
-  }
-  if (workspace.counters_count > 0) {
-    zeroed = counters(place, workspace.counters_count);
-    workspace.counters = static_cast<int32_t*>(zeroed->mutable_data_ptr());
-  }
-  return cuda::verify(p, workspace, place.stream());
+  const Workspace workspace(place, cuda::verify_workspace(p));
+  return cuda::verify(p, workspace.space(), place.stream());
+}
+
+Status run(const VerifyLayerParams& p, const Operands& operands, NamedTensors) {
+  check_layer_kernel(p);
+  const Place place(operands);
+  const Workspace workspace(place, cuda::verify_layer_workspace(p));
+  return cuda::verify_layer(p, workspace.space(), place.stream());
 }
 
 Status run(const CommitParams& p, const Operands& operands) {

@@ -4,6 +4,7 @@
 
 #include "../cuda/ops.h"
 #include "backend.h"
+#include "cuda_layer.h"
 #include "session.h"
 #include "simt_memory.h"
 
@@ -40,6 +41,25 @@ Status execute(const Operands& operands, NamedTensors outputs, std::initializer_
   return status;
 }
 
+// launch(workspace, session) with the workspace of a verification.
+template <typename F>
+Status execute_verify(const Operands& operands, NamedTensors outputs, cuda::VerifyWorkspace workspace,
+                      const F& launch) {
+  std::vector<float> states(static_cast<size_t>(workspace.states_count));
+  std::vector<int32_t> counters(static_cast<size_t>(workspace.counters_count));
+  workspace.states = states.data();
+  workspace.counters = counters.data();
+  const Status status =
+      execute(operands, outputs,
+              {{"states", states.data(), states.size() * sizeof(float), simt::Direction::kOutput},
+               {"counters", counters.data(), counters.size() * sizeof(int32_t), simt::Direction::kBoth}},
+              [&](simt::Session* session) { return launch(workspace, session); });
+  for (const int32_t counter : counters) {
+    if (counter != 0) fail("a counter was left at " + std::to_string(counter) + ", want zeros");
+  }
+  return status;
+}
+
 const Named kNothing[] = {{"", OptionalTensor()}};
 
 }  // namespace
@@ -51,20 +71,18 @@ bool on_tensor_cores() { return true; }
 Device device_of(const Operands&) { return {}; }
 
 Status run(const VerifyParams& p, const Operands& operands, NamedTensors outputs) {
-  cuda::VerifyWorkspace workspace = cuda::verify_workspace(p);
-  std::vector<float> states(static_cast<size_t>(workspace.states_count));
-  std::vector<int32_t> counters(static_cast<size_t>(workspace.counters_count));
-  workspace.states = states.data();
-  workspace.counters = counters.data();
-  const Status status =
-      execute(operands, outputs,
-              {{"states", states.data(), states.size() * sizeof(float), simt::Direction::kOutput},
-               {"counters", counters.data(), counters.size() * sizeof(int32_t), simt::Direction::kBoth}},
-              [&](simt::Session* session) { return cuda::verify(p, workspace, session); });
-  for (const int32_t counter : counters) {
-    if (counter != 0) fail("verify left a counter at " + std::to_string(counter) + ", want zeros");
-  }
-  return status;
+  return execute_verify(operands, outputs, cuda::verify_workspace(p),
+                        [&](const cuda::VerifyWorkspace& workspace, simt::Session* session) {
+                          return cuda::verify(p, workspace, session);
+                        });
+}
+
+Status run(const VerifyLayerParams& p, const Operands& operands, NamedTensors outputs) {
+  check_layer_kernel(p);
+  return execute_verify(operands, outputs, cuda::verify_layer_workspace(p),
+                        [&](const cuda::VerifyWorkspace& workspace, simt::Session* session) {
+                          return cuda::verify_layer(p, workspace, session);
+                        });
 }
 
 Status run(const CommitParams& p, const Operands& operands) {

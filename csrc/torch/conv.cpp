@@ -26,7 +26,7 @@ Tensor conv_verify(const Tensor& x, const Tensor& weight, const OptionalTensor& 
                           {"lengths", lengths},
                           {"prefix.x", prefix_x},
                           {"prefix.parents", prefix_parents}};
-  const Operands operands{{"conv_state", conv_state}, Access::kRead, inputs};
+  const Operands operands{{{"conv_state", conv_state}}, Access::kRead, inputs};
   const Device device = device_of(operands);
   ConvVerifyParams p;
   fill_convolution(p, x, weight, bias, conv_state, activation, Access::kRead);
@@ -56,7 +56,7 @@ Tensor conv_verify_deferred(const Tensor& x, const Tensor& weight, const Optiona
                           {"pending.x", pending_x},
                           {"pending.path", pending_path},
                           {"pending.path_lengths", pending_path_lengths}};
-  const Operands operands{{"conv_state", conv_state}, Access::kWrite, inputs};
+  const Operands operands{{{"conv_state", conv_state}}, Access::kWrite, inputs};
   const Device device = device_of(operands);
   ConvVerifyParams p;
   fill_convolution(p, x, weight, bias, conv_state, activation, Access::kWrite);
@@ -71,7 +71,7 @@ Tensor conv_verify_deferred(const Tensor& x, const Tensor& weight, const Optiona
 void conv_commit(const Tensor& conv_state, const Tensor& x, const OptionalTensor& path,
                  const OptionalTensor& path_lengths, const OptionalTensor& slots) {
   const Named inputs[] = {{"x", x}, {"path", path}, {"path_lengths", path_lengths}, {"slots", slots}};
-  const Operands operands{{"conv_state", conv_state}, Access::kWrite, inputs};
+  const Operands operands{{{"conv_state", conv_state}}, Access::kWrite, inputs};
   device_of(operands);
   ConvCommitParams p;
   p.x = conv_input(x, "x", -1, -1);

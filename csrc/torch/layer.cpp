@@ -1,5 +1,5 @@
 // Bindings of a Gated DeltaNet layer between its projections: verify_layer, verify_layer_deferred.
-#include "../cpu/layer_ops.h"
+#include "backend.h"
 #include "conv_args.h"
 #include "recurrence_args.h"
 
@@ -17,7 +17,7 @@ const void* gate_input(const Tensor& t, const char* name, const VerifyParams& v,
   return present<char>(t);
 }
 
-// The arguments that both forms share, but for the tree.
+// The arguments that both forms share.
 struct Layer {
   const Tensor &mixed, &a, &b, &conv_weight;
   const OptionalTensor& conv_bias;
@@ -29,6 +29,25 @@ struct Layer {
   const OptionalTensor& norm_gate;
   std::optional<double> scale;
   int64_t strategy;
+  const OptionalTensor &slots, &parents, &lengths;
+
+  // Everything that is only read, with what the form has besides.
+  std::vector<Named> inputs(std::initializer_list<Named> earlier) const {
+    std::vector<Named> all = {{"mixed", mixed},
+                              {"a", a},
+                              {"b", b},
+                              {"conv_weight", conv_weight},
+                              {"conv_bias", conv_bias},
+                              {"A_log", A_log},
+                              {"dt_bias", dt_bias},
+                              {"slots", slots},
+                              {"parents", parents},
+                              {"lengths", lengths},
+                              {"norm_weight", norm_weight},
+                              {"norm_gate", norm_gate}};
+    all.insert(all.end(), earlier);
+    return all;
+  }
 
   VerifyLayerParams params(Access access) const {
     VerifyLayerParams p;
@@ -61,10 +80,19 @@ struct Layer {
     return p;
   }
 
-  Verified run(VerifyLayerParams& p) const {
-    Verified outputs = new_outputs(p.verify, Device{}, aoti_dtype(mixed));
-    check_status(cpu::verify_layer(p), "verify_layer");
-    return outputs;
+  // Both pools have a slot for every row.
+  Rows fill_rows(VerifyLayerParams& p) const {
+    const Rows rows = fill_tree(p.verify, "state", slots, parents, lengths, p.verify.prefix.nodes);
+    slots_view(slots, p.verify.B, p.prologue.window.slots, "conv_state");
+    return rows;
+  }
+
+  Verified finish(VerifyLayerParams& p, const Operands& operands, const Device& device) const {
+    const Verified made = new_outputs(p.verify, device, aoti_dtype(mixed));
+    const auto& [out, k, u, g] = made;
+    const Named outputs[] = {{"out", out}, {"k_out", k}, {"u_out", u}, {"g_out", g}};
+    check_status(run(p, operands, outputs), "verify_layer");
+    return made;
   }
 
  private:
@@ -109,14 +137,6 @@ ConvInputView earlier_input(const Tensor& x, const char* name, const VerifyLayer
   return view;
 }
 
-// Both pools have a slot for every row.
-Rows fill_rows(VerifyLayerParams& p, const OptionalTensor& slots, const OptionalTensor& parents,
-               const OptionalTensor& lengths) {
-  const Rows rows = fill_tree(p.verify, "state", slots, parents, lengths, p.verify.prefix.nodes);
-  slots_view(slots, p.verify.B, p.prologue.window.slots, "conv_state");
-  return rows;
-}
-
 Verified verify_layer(const Tensor& mixed, const Tensor& a, const Tensor& b, const Tensor& conv_weight,
                       const OptionalTensor& conv_bias, const Tensor& A_log, const Tensor& dt_bias,
                       bool neg_eigval, const Tensor& conv_state, const Tensor& state,
@@ -126,8 +146,16 @@ Verified verify_layer(const Tensor& mixed, const Tensor& a, const Tensor& b, con
                       const OptionalTensor& prefix_parents, const OptionalTensor& prefix_mixed,
                       const OptionalTensor& norm_weight, double norm_eps, const OptionalTensor& norm_gate,
                       std::optional<double> scale, int64_t strategy) {
-  const Layer layer{mixed,      a,     b,           conv_weight, conv_bias, A_log, dt_bias, neg_eigval,
-                    conv_state, state, norm_weight, norm_eps,    norm_gate, scale, strategy};
+  const Layer layer{mixed,     a,          b,          conv_weight, conv_bias,   A_log,
+                    dt_bias,   neg_eigval, conv_state, state,       norm_weight, norm_eps,
+                    norm_gate, scale,      strategy,   slots,       parents,     lengths};
+  const std::vector<Named> inputs = layer.inputs({{"prefix.factors.k", prefix_k},
+                                                  {"prefix.factors.u", prefix_u},
+                                                  {"prefix.factors.g", prefix_g},
+                                                  {"prefix.parents", prefix_parents},
+                                                  {"prefix_mixed", prefix_mixed}});
+  const Operands operands{{{"state", state}, {"conv_state", conv_state}}, Access::kRead, inputs};
+  const Device device = device_of(operands);
   VerifyLayerParams p = layer.params(Access::kRead);
   VerifyParams& v = p.verify;
   v.has_prefix = prefix_k.has_value();
@@ -140,11 +168,11 @@ Verified verify_layer(const Tensor& mixed, const Tensor& a, const Tensor& b, con
         earlier_input(*prefix_mixed, "prefix_mixed", p, mixed, v.prefix.nodes, "prefix.factors");
   }
   check_node_count(v.strategy, v.N, v.prefix.nodes, "mixed");
-  const Rows rows = fill_rows(p, slots, parents, lengths);
+  const Rows rows = layer.fill_rows(p);
   if (v.has_prefix) {
     v.prefix_parents = parents_view(prefix_parents, "prefix.parents", rows, v.prefix.nodes, 0, nullptr);
   }
-  return layer.run(p);
+  return layer.finish(p, operands, device);
 }
 
 Verified verify_layer_deferred(const Tensor& mixed, const Tensor& a, const Tensor& b,
@@ -158,8 +186,17 @@ Verified verify_layer_deferred(const Tensor& mixed, const Tensor& a, const Tenso
                                const OptionalTensor& norm_weight, double norm_eps,
                                const OptionalTensor& norm_gate, std::optional<double> scale,
                                int64_t strategy) {
-  const Layer layer{mixed,      a,     b,           conv_weight, conv_bias, A_log, dt_bias, neg_eigval,
-                    conv_state, state, norm_weight, norm_eps,    norm_gate, scale, strategy};
+  const Layer layer{mixed,     a,          b,          conv_weight, conv_bias,   A_log,
+                    dt_bias,   neg_eigval, conv_state, state,       norm_weight, norm_eps,
+                    norm_gate, scale,      strategy,   slots,       parents,     lengths};
+  const std::vector<Named> inputs = layer.inputs({{"pending.factors.k", pending_k},
+                                                  {"pending.factors.u", pending_u},
+                                                  {"pending.factors.g", pending_g},
+                                                  {"pending.path", pending_path},
+                                                  {"pending.path_lengths", pending_path_lengths},
+                                                  {"pending_mixed", pending_mixed}});
+  const Operands operands{{{"state", state}, {"conv_state", conv_state}}, Access::kWrite, inputs};
+  const Device device = device_of(operands);
   VerifyLayerParams p = layer.params(Access::kWrite);
   VerifyParams& v = p.verify;
   check_node_count(v.strategy, v.N, 0, "mixed");
@@ -167,55 +204,17 @@ Verified verify_layer_deferred(const Tensor& mixed, const Tensor& a, const Tenso
                            {"pending.factors.k", "pending.factors.u", "pending.factors.g"}, v.B, v.rec);
   p.prologue.pending =
       earlier_input(pending_mixed, "pending_mixed", p, mixed, v.pending.nodes, "pending.factors");
-  const Rows rows = fill_rows(p, slots, parents, lengths);
+  const Rows rows = layer.fill_rows(p);
   fill_pending_path(v, rows, pending_path, pending_path_lengths);
-  const Named inputs[] = {{"mixed", mixed},
-                          {"a", a},
-                          {"b", b},
-                          {"conv_weight", conv_weight},
-                          {"conv_bias", conv_bias},
-                          {"A_log", A_log},
-                          {"dt_bias", dt_bias},
-                          {"slots", slots},
-                          {"parents", parents},
-                          {"lengths", lengths},
-                          {"pending.factors.k", pending_k},
-                          {"pending.factors.u", pending_u},
-                          {"pending.factors.g", pending_g},
-                          {"pending.path", pending_path},
-                          {"pending.path_lengths", pending_path_lengths},
-                          {"pending_mixed", pending_mixed},
-                          {"norm_weight", norm_weight},
-                          {"norm_gate", norm_gate}};
-  const Named window[] = {{"conv_state", conv_state}};
-  check_apart({{"state", state}, Access::kWrite, inputs});
-  check_apart({{"state", state}, Access::kWrite, window});
-  check_apart({{"conv_state", conv_state}, Access::kWrite, inputs});
-  return layer.run(p);
+  check_apart(operands);
+  return layer.finish(p, operands, device);
 }
 
 }  // namespace
 
 }  // namespace specdec::binding
 
-// As the schemas of library.cpp, in a file with their implementation: the arguments are many.
-STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
-  m.def(
-      "verify_layer(Tensor mixed, Tensor a, Tensor b, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, "
-      "Tensor dt_bias, bool neg_eigval, Tensor conv_state, Tensor state, Tensor? slots, Tensor? parents, "
-      "Tensor? lengths, Tensor? prefix_k, Tensor? prefix_u, Tensor? prefix_g, Tensor? prefix_parents, "
-      "Tensor? prefix_mixed, Tensor? norm_weight, float norm_eps, Tensor? norm_gate, float? scale, "
-      "int strategy) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
-  m.def(
-      "verify_layer_deferred(Tensor mixed, Tensor a, Tensor b, Tensor conv_weight, Tensor? conv_bias, "
-      "Tensor A_log, Tensor dt_bias, bool neg_eigval, Tensor(a!) conv_state, Tensor(b!) state, "
-      "Tensor? slots, Tensor? parents, Tensor? lengths, Tensor pending_k, Tensor pending_u, "
-      "Tensor? pending_g, Tensor? pending_path, Tensor? pending_path_lengths, Tensor pending_mixed, "
-      "Tensor? norm_weight, float norm_eps, Tensor? norm_gate, float? scale, int strategy) -> "
-      "(Tensor out, Tensor k, Tensor u, Tensor g)");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+SPECDEC_OPERATORS(m) {
   m.impl("verify_layer", TORCH_BOX(&specdec::binding::verify_layer));
   m.impl("verify_layer_deferred", TORCH_BOX(&specdec::binding::verify_layer_deferred));
 }

@@ -1,5 +1,5 @@
-// The schemas of the recurrences and of the convolution; those of the dense ops stand in dense.cpp. Mutated
-// arguments say so; defaults live in the Python wrappers.
+// The schemas of the recurrences, of the convolution and of a layer; those of the dense ops stand in
+// dense.cpp. Mutated arguments say so; defaults live in the Python wrappers.
 #include "tensor_args.h"
 
 // Optional tensors are absent where the Python argument is None. Without gate the returned g is an empty [0]
@@ -34,4 +34,17 @@ STABLE_TORCH_LIBRARY(SPECDEC_NAMESPACE, m) {
   m.def(
       "conv_commit(Tensor(a!) conv_state, Tensor x, Tensor? path, Tensor? path_lengths, "
       "Tensor? slots) -> ()");
+  m.def(
+      "verify_layer(Tensor mixed, Tensor a, Tensor b, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, "
+      "Tensor dt_bias, bool neg_eigval, Tensor conv_state, Tensor state, Tensor? slots, Tensor? parents, "
+      "Tensor? lengths, Tensor? prefix_k, Tensor? prefix_u, Tensor? prefix_g, Tensor? prefix_parents, "
+      "Tensor? prefix_mixed, Tensor? norm_weight, float norm_eps, Tensor? norm_gate, float? scale, "
+      "int strategy) -> (Tensor out, Tensor k, Tensor u, Tensor g)");
+  m.def(
+      "verify_layer_deferred(Tensor mixed, Tensor a, Tensor b, Tensor conv_weight, Tensor? conv_bias, "
+      "Tensor A_log, Tensor dt_bias, bool neg_eigval, Tensor(a!) conv_state, Tensor(b!) state, "
+      "Tensor? slots, Tensor? parents, Tensor? lengths, Tensor pending_k, Tensor pending_u, "
+      "Tensor? pending_g, Tensor? pending_path, Tensor? pending_path_lengths, Tensor pending_mixed, "
+      "Tensor? norm_weight, float norm_eps, Tensor? norm_gate, float? scale, int strategy) -> "
+      "(Tensor out, Tensor k, Tensor u, Tensor g)");
 }

@@ -8,18 +8,20 @@ namespace specdec::binding {
 
 // An argument and its name; null where it is absent.
 struct Named {
+  Named() = default;
   Named(const char* name, const Tensor& tensor) : name(name), tensor(tensor.defined() ? &tensor : nullptr) {}
   Named(const char* name, const OptionalTensor& tensor)
       : name(name), tensor(tensor.has_value() && tensor->defined() ? &*tensor : nullptr) {}
 
-  const char* name;
-  const Tensor* tensor;
+  const char* name = "";
+  const Tensor* tensor = nullptr;
 };
 
 // An array that outlives the call.
 struct NamedTensors {
   template <size_t kCount>
   NamedTensors(const Named (&tensors)[kCount]) : first(tensors), count(kCount) {}
+  NamedTensors(const std::vector<Named>& tensors) : first(tensors.data()), count(tensors.size()) {}
 
   const Named* begin() const { return first; }
   const Named* end() const { return first + count; }
@@ -30,9 +32,10 @@ struct NamedTensors {
 
 enum class Access { kRead, kWrite };
 
-// A pool (state or conv_state), what happens to it, and everything that is only read.
+// The pools (state, conv_state), the first of which is always there, what happens to them, and everything
+// that is only read.
 struct Operands {
-  Named pool;
+  Named pools[2];
   Access access;
   NamedTensors inputs;
 };

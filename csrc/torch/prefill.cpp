@@ -36,7 +36,7 @@ Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Optional
                           {"slots", slots},
                           {"lengths", lengths},
                           {"cu_seqlens", cu_seqlens}};
-  const Operands operands{{"state", state}, Access::kWrite, inputs};
+  const Operands operands{{{"state", state}}, Access::kWrite, inputs};
   const Device device = device_of(operands);
   PrefillParams p;
   fill_tokens(p, q, k, v, g, beta, scale, qk_l2norm);

@@ -44,7 +44,7 @@ Verified verify(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
                           {"prefix.factors.u", prefix_u},
                           {"prefix.factors.g", prefix_g},
                           {"prefix.parents", prefix_parents}};
-  const Operands operands{{"state", state}, Access::kRead, inputs};
+  const Operands operands{{{"state", state}}, Access::kRead, inputs};
   const Device device = device_of(operands);
   VerifyParams p;
   fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, precision, Access::kRead);
@@ -83,7 +83,7 @@ Verified verify_deferred(const Tensor& q, const Tensor& k, const Tensor& v, cons
                           {"pending.factors.g", pending_g},
                           {"pending.path", pending_path},
                           {"pending.path_lengths", pending_path_lengths}};
-  const Operands operands{{"state", state}, Access::kWrite, inputs};
+  const Operands operands{{{"state", state}}, Access::kWrite, inputs};
   const Device device = device_of(operands);
   VerifyParams p;
   fill(p, q, k, v, g, beta, state, scale, qk_l2norm, strategy, precision, Access::kWrite);
@@ -102,7 +102,7 @@ void commit(const Tensor& state, const Tensor& k, const Tensor& u, const Optiona
   const Named inputs[] = {
       {"factors.k", k}, {"factors.u", u}, {"factors.g", g}, {"path", path}, {"path_lengths", path_lengths},
       {"slots", slots}};
-  const Operands operands{{"state", state}, Access::kWrite, inputs};
+  const Operands operands{{{"state", state}}, Access::kWrite, inputs};
   device_of(operands);
   check_shape(k, "factors.k", {-1, -1, -1, -1}, "[B, N, HK, DK]");
   check_shape(u, "factors.u", {-1, -1, -1, -1}, "[B, N, HV, DV]");

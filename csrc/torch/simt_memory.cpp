@@ -44,7 +44,10 @@ CallMemory::CallMemory(simt::Memory& memory, const Operands& operands, NamedTens
     if (named.tensor != nullptr && named.tensor->numel() > 0) tensors.push_back(named);
   };
   for (const Named& input : operands.inputs) take(input);
-  take(operands.pool);
+  for (const Named& pool : operands.pools) take(pool);
+  const auto is_pool = [&](const Named& named) {
+    return named.tensor == operands.pools[0].tensor || named.tensor == operands.pools[1].tensor;
+  };
   std::stable_sort(tensors.begin(), tensors.end(), [](const Named& a, const Named& b) {
     return address_of(*a.tensor) < address_of(*b.tensor);
   });
@@ -54,7 +57,7 @@ CallMemory::CallMemory(simt::Memory& memory, const Operands& operands, NamedTens
     bool written = false;
     for (; j < tensors.size() && (j == i || address_of(*tensors[j].tensor) < end); ++j) {
       end = std::max(end, extent_of(*tensors[j].tensor).end);
-      written = written || (tensors[j].tensor == operands.pool.tensor && operands.access == Access::kWrite);
+      written = written || (is_pool(tensors[j]) && operands.access == Access::kWrite);
     }
     add(memory, &tensors[i], &tensors[i] + (j - i),
         written ? simt::Direction::kBoth : simt::Direction::kInput);

@@ -20,6 +20,35 @@ void check_distinct(const int32_t* slots, int64_t B) {
   STD_TORCH_CHECK(twice == used.end(), "slots: slot ", *twice, " is named by two rows, want distinct slots");
 }
 
+// No slot of the pool shares memory with `other`.
+void check_apart(const Named& pool_argument, const Named& other) {
+  if (pool_argument.tensor == nullptr || other.tensor == nullptr) return;
+  const Tensor& pool = *pool_argument.tensor;
+  const Tensor& t = *other.tensor;
+  const int64_t elements = pool.numel();
+  if (elements == 0) return;
+  const int64_t item = static_cast<int64_t>(pool.element_size());
+  const int64_t count = pool.size(0);
+  const int64_t slot = elements / count * item;  // bytes of one slot
+  const int64_t stride = std::max<int64_t>(pool.stride(0) * item, 1);
+  const int64_t begin =
+      reinterpret_cast<intptr_t>(t.const_data_ptr()) - reinterpret_cast<intptr_t>(pool.const_data_ptr());
+  if (begin >= (count - 1) * stride + slot) return;
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  bool empty = false;
+  int64_t last = 0;  // offset of its last element
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    empty = empty || sizes[d] == 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  const int64_t end = begin + (last + 1) * static_cast<int64_t>(t.element_size());
+  if (empty || end <= 0) return;
+  const int64_t first = begin < slot ? 0 : (begin - slot) / stride + 1;  // first slot that ends after begin
+  STD_TORCH_CHECK(first * stride >= end, other.name, ": got a tensor that shares memory with ",
+                  pool_argument.name, ", which is written, want memory of its own (call .clone())");
+}
+
 }  // namespace
 
 Rows slots_view(const OptionalTensor& slots, int64_t B, int64_t pool, const char* pool_name) {
@@ -90,33 +119,13 @@ void check_pool(const Tensor& pool, const char* name, Access access) {
 }
 
 void check_apart(const Operands& operands) {
-  const Tensor& pool = *operands.pool.tensor;
-  const int64_t elements = pool.numel();
-  if (elements == 0 || operands.access == Access::kRead) return;
-  const int64_t item = static_cast<int64_t>(pool.element_size());
-  const int64_t count = pool.size(0);
-  const int64_t slot = elements / count * item;  // bytes of one slot
-  const int64_t stride = std::max<int64_t>(pool.stride(0) * item, 1);
-  const auto base = reinterpret_cast<intptr_t>(pool.const_data_ptr());
+  if (operands.access == Access::kRead) return;
+  const auto& [first, second] = operands.pools;
   for (const Named& input : operands.inputs) {
-    if (input.tensor == nullptr) continue;
-    const Tensor& t = *input.tensor;
-    const int64_t begin = reinterpret_cast<intptr_t>(t.const_data_ptr()) - base;
-    if (begin >= (count - 1) * stride + slot) continue;
-    const auto sizes = t.sizes();
-    const auto strides = t.strides();
-    bool empty = false;
-    int64_t last = 0;  // offset of its last element
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      empty = empty || sizes[d] == 0;
-      last += (sizes[d] - 1) * strides[d];
-    }
-    const int64_t end = begin + (last + 1) * static_cast<int64_t>(t.element_size());
-    if (empty || end <= 0) continue;
-    const int64_t first = begin < slot ? 0 : (begin - slot) / stride + 1;  // first slot that ends after begin
-    STD_TORCH_CHECK(first * stride >= end, input.name, ": got a tensor that shares memory with ",
-                    operands.pool.name, ", which is written, want memory of its own (call .clone())");
+    check_apart(first, input);
+    check_apart(second, input);
   }
+  check_apart(first, second);
 }
 
 }  // namespace specdec::binding

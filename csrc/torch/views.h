@@ -32,9 +32,9 @@ PathView path_view(const OptionalTensor& path, const OptionalTensor& lengths, co
 // A pool whose slots are contiguous; only the first stride is free. A written pool must not overlap itself.
 void check_pool(const Tensor& pool, const char* name, Access access);
 
-// No slot of a pool that is written may share memory with an input: what the input holds would then depend
-// on which row is done first. An input counts from its first to its last byte, gaps between included.
-// Nothing is asked of a pool that is read.
+// No slot of a pool that is written may share memory with an input or with the other pool: what is read would
+// then depend on which row is done first. An input counts from its first to its last byte, gaps between
+// included. Nothing is asked of a pool that is read.
 void check_apart(const Operands& operands);
 
 inline void* pool_data(const Tensor& pool, Access access) {

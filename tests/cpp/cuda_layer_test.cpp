@@ -1,16 +1,43 @@
-// The CUDA backend's verify_layer through the executor, which must find nothing: bit for bit its convolution
-// and its verification one after the other; gates and norms against float64.
+// The CUDA backend's verify_layer through the executor, which must find nothing, or on a GPU: bit for bit its
+// convolution and its verification one after the other; gates and norms against float64.
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 
 #include "../../csrc/cuda/ops.h"
 #include "layer_problem.h"
+#ifdef SPECDEC_SIMT
 #include "session.h"
+#else
+#include "gpu/mirror.h"
+#endif
 
 namespace specdec::test {
 namespace {
+
+#ifndef SPECDEC_SIMT
+
+constexpr bool kHostExp = false;  // exp of the host and of the kernels round alike
+
+class CudaLayer {
+ public:
+  explicit CudaLayer(const LayerProblem& problem) : problem_(problem) {}
+
+  Status fused(const VerifyLayerParams& p) { return gpu::call(p); }
+
+  void composed(const VerifyLayerParams& p, const std::vector<float>& g, const std::vector<float>& beta) {
+    Buffer y(p.verify.dtype, p.verify.B * p.verify.N * problem_.C);
+    ASSERT_EQ(gpu::call(convolution_of(p, y.data())), Status::kOk);
+    ASSERT_EQ(gpu::call(verify_of(p, y, g.data(), beta.data())), Status::kOk);
+  }
+
+ private:
+  const LayerProblem& problem_;
+};
+
+#else
+
+constexpr bool kHostExp = true;
 
 class CudaLayer {
  public:
@@ -66,10 +93,11 @@ class CudaLayer {
     const auto output = [&](const char* name, const void* data, int64_t bytes) {
       session.memory.add(name, data, static_cast<size_t>(bytes), simt::Direction::kOutput);
     };
-    output("out", v.out, rows * v.rec.HV * v.rec.DV * size);
-    output("k_out", v.k_out, rows * v.rec.HK * v.rec.DK * 4);
-    output("u_out", v.u_out, rows * v.rec.HV * v.rec.DV * 4);
-    output("g_out", v.g_out, rows * v.rec.HV * 4);
+    const LayerCase& c = problem_.c;  // as the arrays are, whatever a test has made of the parameters
+    output("out", v.out, rows * c.HV * c.DV * size);
+    output("k_out", v.k_out, rows * c.HK * c.DK * 4);
+    output("u_out", v.u_out, rows * c.HV * c.DV * 4);
+    output("g_out", v.g_out, rows * c.HV * 4);
     return session;
   }
 
@@ -86,6 +114,8 @@ class CudaLayer {
   const LayerProblem& problem_;
   uint64_t calls_ = 0;
 };
+
+#endif
 
 // g is a product of three roundings at most, of exp and log1p that err by a few units in the last place, and
 // of a sum whose rounding softplus passes on at a slope of at most 1.
@@ -127,7 +157,8 @@ void expect_norm(const LayerProblem& problem, const Buffer& plain, const Buffer&
   }
 }
 
-void expect_composition(const LayerCase& c, uint32_t seed) {
+void expect_composition(LayerCase c, uint32_t seed) {
+  c.plain_beta = !kHostExp;
   const LayerProblem problem(c, seed);
   CudaLayer cuda(problem);
   Buffer states[3] = {problem.state, problem.state, problem.state};
@@ -206,6 +237,8 @@ TEST(CudaLayer, FewTapsAndLongRows) {
   }
 }
 
+#ifdef SPECDEC_SIMT
+
 TEST(CudaLayer, Refusals) {
   const LayerProblem problem(LayerCase(), 5);
   Buffer state = problem.state, window = problem.window;
@@ -225,6 +258,8 @@ TEST(CudaLayer, Refusals) {
   simt::Session session{simt::Options()};
   EXPECT_EQ(cuda::verify_layer(p, {}, &session), Status::kInvalidArgument) << "no counters for the norm";
 }
+
+#endif
 
 }  // namespace
 }  // namespace specdec::test

@@ -23,7 +23,8 @@ struct LayerCase {
   DType state = DType::kFloat32;
   Earlier earlier = Earlier::kNothing;
   bool tree = true, bias = true, neg_eigval = false, norm = true, gate = true;
-  int64_t before = 5;  // pending or prefix nodes
+  int64_t before = 5;       // pending or prefix nodes
+  bool plain_beta = false;  // b is 0 or huge: the logistic function of it is the same on every machine
 };
 
 // What a call writes besides the pools.
@@ -54,6 +55,9 @@ class LayerProblem {
     gate_ = rows(c.dtype, c.N, c.HV * c.DV);
     a_ = rows(c.dtype, c.N, c.HV);
     b_ = rows(c.dtype, c.N, c.HV);
+    for (int64_t i = 0; c.plain_beta && i < c.B * c.N * (c.HV + kGap); ++i) {
+      if (!std::isnan(b_[i])) b_.set(i, std::fabs(b_[i]) < 0.5 ? 0.0f : b_[i] > 0.0 ? 100.0f : -100.0f);
+    }
     earlier_ = Buffer(c.dtype, c.B * before * (C + kGap));
     for (int64_t row = 0; row < c.B * before; ++row) fill(earlier_, row * (C + kGap), C);
     k_ = floats(c.B * before * c.HK * c.DK, 1.0f / std::sqrt(static_cast<float>(c.DK)));

@@ -259,6 +259,26 @@ TEST(SimtCounts, FootprintCountsASectorOnceALaunch) {
   }
 }
 
+// At one place of the source, lanes 0 to 15 read one buffer and the others another, far from it.
+void read_two_buffers(const TestBuffers& p, SharedArena) {
+  const Global<const float> in(p.in), out(p.out);
+  (thread() < 16 ? in : out).load(thread() % 16);
+}
+
+TEST(SimtCounts, LanesThatReadDifferentBuffers) {
+  TestSession session;
+  session.memory.at("out").set_values(session.memory.at("out").begin(), 64);
+  session.run<read_two_buffers, 32>();
+  EXPECT_TRUE(session.report.clean()) << session.report.to_string();
+  const simt::KernelCounts& counts = session.report.kernels.at(0);
+  expect_traffic(counts.read, 128, 1, 4);
+  for (const simt::BufferCounts& buffer : counts.buffers) {
+    const bool read = buffer.name == "in" || buffer.name == "out";
+    EXPECT_EQ(buffer.bytes_read, read ? 64 : 0) << buffer.name;
+    EXPECT_EQ(buffer.footprint_read, read ? 64 : 0) << buffer.name;
+  }
+}
+
 TEST(SimtMemory, AbsentArgumentsAreNoBuffers) {
   simt::Memory memory;
   const float* absent = nullptr;

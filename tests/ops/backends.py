@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
-from specdec.ops import Factors, convolution, recurrence, reference
+from specdec.ops import Factors, convolution, layer, recurrence, reference
 from specdec.ops._operator import operator
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Backend:
     conv_verify: Callable[..., Tensor]
     conv_commit: Callable[..., None]
     prefill: Callable[..., Tensor]
+    verify_layer: Callable[..., tuple[Tensor, Factors]]
     strategies: tuple[str, ...]
     precisions: tuple[str, ...] = ()  # of solve and prefill, beside the default
     checks_values: bool = True  # does it refuse what only a look into the tensors shows?
@@ -68,6 +69,11 @@ def _reference_conv(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return reference.conv_verify(x, *args, **kwargs, dtype=torch.float32).to(x.dtype)
 
 
+def _reference_layer(mixed: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Factors]:
+    out, factors = reference.verify_layer(mixed, *args, **kwargs, dtype=torch.float32)
+    return out.to(mixed.dtype), factors
+
+
 # The reference in float32 arithmetic against itself in float64: shows that the tolerances are honest.
 REFERENCE = Backend(
     name="reference",
@@ -76,6 +82,7 @@ REFERENCE = Backend(
     conv_verify=_reference_conv,
     conv_commit=reference.conv_commit,
     prefill=_reference_prefill,
+    verify_layer=_reference_layer,
     strategies=("serial",),
 )
 
@@ -86,6 +93,7 @@ CPU = Backend(
     conv_verify=ops.conv_verify,
     conv_commit=ops.conv_commit,
     prefill=ops.prefill,
+    verify_layer=ops.verify_layer,
     strategies=("serial", "hybrid", "solve"),
 )
 
@@ -94,7 +102,8 @@ CPU = Backend(
 SIMT_LIBRARY = Path(__file__).resolve().parents[2] / "build" / "lib" / "libspecdec_simt.so"
 _RECURRENCE = ("verify", "verify_deferred", "commit", "prefill")
 _CONVOLUTION = ("conv_verify", "conv_verify_deferred", "conv_commit")
-_WRAPPERS = ("verify", "commit", "conv_verify", "conv_commit", "prefill")
+_LAYER = ("verify_layer", "verify_layer_deferred")
+_WRAPPERS = ("verify", "commit", "conv_verify", "conv_commit", "prefill", "verify_layer")
 
 
 @functools.cache
@@ -121,6 +130,7 @@ def _through_simt(function: Callable[..., Any]) -> Callable[..., Any]:
             of_gpu = {**_simt_operators(_RECURRENCE), "on_gpu": lambda _: True}
             stack.enter_context(mock.patch.multiple(recurrence, **of_gpu))
             stack.enter_context(mock.patch.multiple(convolution, **_simt_operators(_CONVOLUTION)))
+            stack.enter_context(mock.patch.multiple(layer, **_simt_operators(_LAYER)))
             return function(*args, **kwargs)
 
     return call

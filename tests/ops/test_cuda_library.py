@@ -13,7 +13,10 @@ import torch
 
 from specdec.ops._load import CUDA_LIBRARY
 
-OPS = ("verify", "verify_deferred", "commit", "prefill", "conv_verify", "conv_verify_deferred", "conv_commit")
+OPS = (
+    *("verify", "verify_deferred", "commit", "prefill", "verify_layer", "verify_layer_deferred"),
+    *("conv_verify", "conv_verify_deferred", "conv_commit"),
+)
 # The one function of libtorch_cuda that the library needs.
 STREAM = "int aoti_torch_get_current_cuda_stream(int device, void** stream) { return *stream = 0, 0; }"
 REGISTERED = """

@@ -9,6 +9,7 @@ import torch
 
 from ops.backends import UNCHECKED, Backend, simt_library
 from ops.cases import assert_close, int32, random_case, random_factors, tolerance
+from ops.layers import random_layer, with_pools
 from specdec.ops import ConvPending, ConvPrefix, Pending, Prefix
 
 HUGE = 1 << 30
@@ -93,6 +94,32 @@ def test_convolution(backend: Backend) -> None:
     backend.conv_verify(x, weight, conv_state=moved, slots=slots, pending=ConvPending(before, wild))
     backend.conv_commit(window, before, wild, slots=slots)
     assert torch.equal(moved, window)
+
+
+@pytest.mark.parametrize("earlier", ["none", "pending", "prefix"])
+def test_layer(backend: Backend, earlier: str) -> None:
+    how = {"B": 3, "N": 5, "HK": 1, "HV": 2, "DV": 32, "ragged": False, "tree": False, "earlier": earlier}
+    call = random_layer(11, **how)
+    wild, lengths = int32(WILD), int32([5, HUGE, 5])
+    call |= {"slots": int32([HUGE, 1, 3]), "lengths": lengths}
+    if earlier == "pending":
+        call["pending"] = call["pending"]._replace(path=wild, path_lengths=lengths)
+    if earlier == "prefix":
+        call["prefix"] = call["prefix"]._replace(parents=wild)
+    trees, chains = with_pools(call), with_pools(call)
+    out, _ = backend.verify_layer(**{**trees, "parents": wild})
+    assert (out[0] == 0).all()
+    assert out[1].isfinite().all()
+    want, _ = backend.verify_layer(**chains)
+    if earlier != "prefix":  # whose nodes come first: the last row's tree is another one there
+        assert torch.equal(out[2], want[2])
+    for name in ("state", "conv_state"):
+        assert torch.equal(trees[name][[0, 2, 4]], call[name][[0, 2, 4]])
+        assert trees[name].isfinite().all()
+    few = with_pools({**call, "conv_state": call["conv_state"][:3]})
+    out, _ = backend.verify_layer(**few)
+    assert (out[2] == 0).all(), "a slot of one pool alone is padding"
+    assert torch.equal(few["state"][3], call["state"][3])
 
 
 def test_prefill(backend: Backend) -> None:

@@ -60,6 +60,8 @@ def verify_layer(
         out, factors = verify(q, k, v, g, beta, state=state, qk_l2norm=True, ...)
         out = rms_norm(out, norm_weight, norm_eps, norm_gate)
 
+    On a GPU, DK is 64, 128 or 256 and W at most 4; gates and norm are float32 arithmetic of its own.
+
     Args:
         mixed: [B, N, C] raw projections, float32, bfloat16 or float16, channels contiguous: all heads of q,
             then of k, then of v, so C = 2 HK DK + HV DV. HV, DV and DK are those of `state`, HK is what is
@@ -85,7 +87,7 @@ def verify_layer(
         norm_gate: [B, N, HV, DV], dtype of mixed, last dimension contiguous, or None; with `norm_weight`
             alone.
         scale: multiplies q; None for DK ** -0.5.
-        strategy: "serial", "hybrid" or "exact", the faster of the two.
+        strategy: "serial", "hybrid" or "exact", the faster of the two. A GPU has one kernel for all of them.
 
     Returns:
         `out` [B, N, HV, DV] in the dtype of mixed, and the `Factors` of the new nodes; their g is float32 [B,
@@ -139,8 +141,10 @@ def verify_layer(
 
 
 def _exact(mixed: Tensor, state: Tensor, tree: bool, prefix: bool) -> str:
-    """The faster of serial and hybrid; anything for shapes that the operator refuses."""
+    """The faster of serial and hybrid; anything for a GPU and for shapes that the operator refuses."""
     if not isinstance(mixed, Tensor) or not isinstance(state, Tensor) or mixed.dim() != 3 or state.dim() != 4:
+        return "serial"
+    if mixed.is_cuda:
         return "serial"
     (B, N, _), (_, HV, DV, DK) = mixed.shape, state.shape
     if torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them

@@ -106,8 +106,8 @@ inline void mirror_path(Mirror& m, PathView& path, int64_t B) {
   m.in(path.lengths, B * 4);
 }
 
-inline Status call(VerifyParams p) {
-  Mirror m;
+// All that a verification reads and writes but for a workspace.
+inline void mirror_verify(Mirror& m, VerifyParams& p) {
   const Recurrence r = p.rec;
   mirror_tokens(m, p, p.B, p.N);
   mirror_state(m, p.state, r.HV * r.DV * r.DK);
@@ -125,15 +125,26 @@ inline Status call(VerifyParams p) {
   m.inout(p.k_out, rows * r.HK * r.DK * 4);
   m.inout(p.u_out, rows * r.HV * r.DV * 4);
   m.inout(p.g_out, rows * r.HV * decays(r) * 4);
-  cuda::VerifyWorkspace space = cuda::verify_workspace(p);
+}
+
+// launch(space) with the workspace of a verification, whose arrays are mirrored.
+template <typename F>
+Status launch_verify(Mirror& m, cuda::VerifyWorkspace space, F&& launch) {
   std::vector<int32_t> counters(static_cast<size_t>(space.counters_count), 0);
   space.states = static_cast<float*>(m.scratch(space.states_count * 4, 0xff));
   space.counters = counters.data();
   m.inout(space.counters, space.counters_count * 4);
-  const Status status = cuda::verify(p, space, nullptr);
+  const Status status = launch(space);
   m.finish();
   for (const int32_t counter : counters) EXPECT_EQ(counter, 0) << "a counter was left behind";
   return status;
+}
+
+inline Status call(VerifyParams p) {
+  Mirror m;
+  mirror_verify(m, p);
+  return launch_verify(m, cuda::verify_workspace(p),
+                       [&](const cuda::VerifyWorkspace& space) { return cuda::verify(p, space, nullptr); });
 }
 
 inline Status call(CommitParams p) {
@@ -161,6 +172,33 @@ inline Status call(PrefillParams p) {
 
 inline void mirror_inputs(Mirror& m, ConvInputView& x, int64_t B, int64_t C) {
   if (B * x.nodes > 0) m.in(x.x, ((B - 1) * x.stride_b + (x.nodes - 1) * x.stride_n + C) * size_of(x.dtype));
+}
+
+inline Status call(VerifyLayerParams p) {
+  Mirror m;
+  VerifyParams& v = p.verify;
+  mirror_verify(m, v);
+  if (p.has_prologue) {
+    LayerPrologue& from = p.prologue;
+    const int64_t C = LayerChannels(v.rec, 0, 0).count;
+    mirror_inputs(m, from.mixed, v.B, C);
+    m.in(from.weight, C * from.W * 4);
+    m.in(from.bias, C * 4);
+    mirror_state(m, from.window, (from.W - 1) * C);
+    if (v.has_pending) mirror_inputs(m, from.pending, v.B, C);
+    if (v.has_prefix) mirror_inputs(m, from.prefix, v.B, C);
+    m.in(from.a, extent(v.B, v.N, 1, v.rec.HV, from.a_stride) * size_of(v.dtype));
+    m.in(from.b, extent(v.B, v.N, 1, v.rec.HV, from.b_stride) * size_of(v.dtype));
+    m.in(from.A_log, v.rec.HV * 4);
+    m.in(from.dt_bias, v.rec.HV * 4);
+  }
+  if (p.has_epilogue) {
+    m.in(p.epilogue.weight, v.rec.DV * 4);
+    m.in(p.epilogue.gate, extent(v.B, v.N, v.rec.HV, v.rec.DV, p.epilogue.gate_stride) * size_of(v.dtype));
+  }
+  return launch_verify(m, cuda::verify_layer_workspace(p), [&](const cuda::VerifyWorkspace& space) {
+    return cuda::verify_layer(p, space, nullptr);
+  });
 }
 
 inline Status call(ConvVerifyParams p) {
