@@ -244,6 +244,7 @@ def main() -> int:
     try:
         for tool in ("nvcc", "cuobjdump", "nvdisasm"):
             find_tool(tool)
+        print("Building: minutes the first time, little where nothing has changed", flush=True)
         objects, program = build(options.build, options.archs, options.jobs)
         rows = plain_names(compiled(objects, options.build / "compiled_kernels.json", options.jobs))
         shapes = executed(program)
