@@ -36,10 +36,14 @@ define DEMO
 endef
 export DEMO
 
+# The kernels include CuTe alone, whose headers change between releases; this is the one that every kernel was compiled
+# and reported with. README.md, docs/gpu.md and third_party/FindCUTLASS.cmake name it, too.
+CUTLASS := nvidia-cutlass==4.2.0.0
+
 # The CUDA operators, whatever this torch is: needs nvcc and no GPU. With a CUDA build of torch `make build` makes them.
 CUDA_BUILD ?= build/cuda
 cuda: build
-	$(BIN)/python -m pip install -q nvidia-cutlass==4.2.0.0
+	$(BIN)/python -m pip install -q $(CUTLASS)
 	cmake -S . -B $(CUDA_BUILD) -DSPECDEC_TORCH=ON -DSPECDEC_CUDA=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build $(CUDA_BUILD) --parallel --target specdec_ops_cuda
 
@@ -78,7 +82,7 @@ bench: build
 
 # Needs nvcc and no GPU. CUTLASS and NVIDIA's disassemblers come from their pip packages where they are missing.
 kernel-report: $(BIN)/python
-	$(BIN)/python -m pip install -q "cmake>=3.20" ninja nvidia-cutlass==4.2.0.0 nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+	$(BIN)/python -m pip install -q "cmake>=3.20" ninja $(CUTLASS) nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 	$(BIN)/python tools/kernel_report.py $(if $(JSON),--json "$(JSON)") $(if $(ARCHS),--archs "$(ARCHS)")
 
 clean:

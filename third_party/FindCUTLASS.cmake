@@ -1,5 +1,6 @@
 # CUTLASS_INCLUDE_DIR: where cute/tensor.hpp is. In the order of preference: CUTLASS_DIR (a checkout or an include
 # directory; variable or environment), then the Python package nvidia-cutlass of Python_EXECUTABLE or python3.
+set(SPECDEC_CUTLASS_HINT "pip install nvidia-cutlass==4.2.0.0")  # the Makefile says why this one
 find_path(CUTLASS_INCLUDE_DIR cute/tensor.hpp
           HINTS "${CUTLASS_DIR}" "$ENV{CUTLASS_DIR}" PATH_SUFFIXES include source/include NO_DEFAULT_PATH)
 if(NOT CUTLASS_INCLUDE_DIR)
@@ -19,7 +20,7 @@ mark_as_advanced(CUTLASS_INCLUDE_DIR)
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(CUTLASS REQUIRED_VARS CUTLASS_INCLUDE_DIR
-                                  REASON_FAILURE_MESSAGE "set CUTLASS_DIR or pip install nvidia-cutlass")
+                                  REASON_FAILURE_MESSAGE "set CUTLASS_DIR or ${SPECDEC_CUTLASS_HINT}")
 if(CUTLASS_FOUND AND NOT TARGET CUTLASS::CUTLASS)
   add_library(CUTLASS::CUTLASS INTERFACE IMPORTED)
   set_target_properties(CUTLASS::CUTLASS PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${CUTLASS_INCLUDE_DIR}")

@@ -191,7 +191,7 @@ def counted(value: float | None) -> str:
 def show(rows: list[Row], shapes: list[Shape]) -> None:
     """Prints the three tables."""
     print(
-        "Kernels as compiled, and traffic as the executor counted it on shapes (-: not on a standard one);\n"
+        "Kernels as compiled, and traffic as the executor counted it on shapes (-: not a standard one);\n"
         "extra passes are those of the worst request to shared memory, by bank conflicts"
     )
     lines = []
@@ -253,6 +253,7 @@ def main() -> int:
     try:
         for tool in ("nvcc", "cuobjdump", "nvdisasm"):
             find_tool(tool)
+        print("Building: minutes the first time, little where nothing has changed", flush=True)
         objects, program = build(options.build, options.archs, options.jobs)
         rows = plain_names(compiled(objects, options.build / "compiled_kernels.json", options.jobs))
         shapes = executed(program)

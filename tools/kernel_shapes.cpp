@@ -228,8 +228,12 @@ VerifyWorkspace add_workspace(Run& run, VerifyWorkspace space, std::vector<int32
 void run_verify(Strategy strategy, Precision precision, const char* op, const Layer& layer, int64_t N,
                 bool tree, bool pending) {
   const double step = layer.step_flops();
-  Run run(op, layer.describe(N, std::string(tree ? " tree" : " chain") + (pending ? " pending 4" : "")),
-          step * static_cast<double>(N) + (pending ? 3.0 / 8.0 * step * kPending : 0.0), layer.listed);
+  Run run(
+      op, layer.describe(N, std::string(tree ? " tree" : " chain") + (pending ? " pending 4" : "")),
+      (strategy == Strategy::kSolve ? 0.0
+                                    : step * static_cast<double>(N)) +  // its matrix operations are counted
+          (pending ? 3.0 / 8.0 * step * kPending : 0.0),
+      layer.listed);
   VerifyParams p;
   add_tokens(run, p, layer, N);
   p.N = N;
@@ -300,7 +304,7 @@ void run_layer(const Layer& layer, int64_t N, bool tree, bool pending) {
 }
 
 void run_prefill(Precision precision, const char* op, const Layer& layer, int64_t T) {
-  Run run(op, layer.describe(T, ""), layer.step_flops() * static_cast<double>(T), layer.listed);
+  Run run(op, layer.describe(T, ""), 0.0, layer.listed);  // its matrix operations are counted
   PrefillParams p;
   add_tokens(run, p, layer, T);
   p.T = T;

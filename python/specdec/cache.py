@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec import ops
 from specdec._checks import check_integer
-from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
+from specdec.ops import Factors, Pending, Prefix
 
 
 class LayerFactors(NamedTuple):
@@ -59,10 +59,9 @@ class PendingRound(NamedTuple):
         """The pending factors of a layer's recurrence, as `ops.verify` takes them."""
         return Pending(self.round.layers[layer].recurrent, self.path, self.path_lengths)
 
-    def conv(self, layer: int) -> ConvPending | None:
-        """The pending inputs of a layer's convolution, as `ops.conv_verify` takes them."""
-        x = self.round.layers[layer].conv
-        return None if x is None else ConvPending(x, self.path, self.path_lengths)
+    def mixed(self, layer: int) -> Tensor | None:
+        """The raw inputs of a layer's convolution, `pending_mixed` of `ops.verify_layer`."""
+        return self.round.layers[layer].conv
 
 
 class Steps:
@@ -112,12 +111,9 @@ class Steps:
             return None
         return Prefix(self.round.layers[layer].recurrent, self.round.parents)
 
-    def conv(self, layer: int) -> ConvPrefix | None:
-        """The prefix of a layer's convolution, as `ops.conv_verify` takes it."""
-        if self.round is None:
-            return None
-        x = self.round.layers[layer].conv
-        return None if x is None else ConvPrefix(x, self.round.parents)
+    def mixed(self, layer: int) -> Tensor | None:
+        """The raw inputs of a layer's convolution, `prefix_mixed` of `ops.verify_layer`."""
+        return None if self.round is None else self.round.layers[layer].conv
 
 
 def _concat(a: LayerFactors, b: LayerFactors) -> LayerFactors:

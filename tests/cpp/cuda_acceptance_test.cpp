@@ -9,6 +9,7 @@
 #include "../../csrc/cuda/ops.h"
 #include "buffer.h"
 #ifdef SPECDEC_SIMT
+#include "counts.h"
 #include "session.h"
 #else
 #include "gpu/mirror.h"
@@ -231,11 +232,7 @@ TEST(CudaAcceptGreedy, ReadsEveryRowOnce) {
   const Report report = round.check();
   const simt::KernelCounts& counts = report.kernel("GreedyParts");
   const int64_t rows = round.lengths[0] + round.lengths[1];
-  for (const simt::BufferCounts& buffer : counts.buffers) {
-    if (buffer.name == "logits") {
-      EXPECT_EQ(buffer.bytes_read, rows * 16384 * 2);
-    }
-  }
+  EXPECT_EQ(test::buffer(counts, "logits").bytes_read, rows * 16384 * 2);
   EXPECT_LE(counts.read.bytes, 1.01 * static_cast<double>(rows * 16384 * 2));
   EXPECT_LE(counts.read.sectors_per_request(), 4.0);
 }

@@ -8,6 +8,7 @@
 #include "../../csrc/cuda/ops.h"
 #include "conv_problem.h"
 #ifdef SPECDEC_SIMT
+#include "counts.h"
 #include "session.h"
 #else
 #include "gpu/mirror.h"
@@ -188,21 +189,17 @@ TEST(ConvVerify, TrafficIsTheLeast) {
         const simt::KernelCounts& counts = report.kernel("ConvVerify");
         const int64_t row = c.C * size_of(dtype), window_row = c.C * size_of(state);
         int64_t least = (c.W + 1) * c.C * 4;
-        for (const simt::BufferCounts& buffer : counts.buffers) {
-          if (buffer.name == "x") {
-            EXPECT_EQ(buffer.bytes_read, c.B * N * row);
-          } else if (buffer.name == "y") {
-            EXPECT_EQ(buffer.bytes_written, c.B * N * row);
-          } else if (buffer.name == "pending") {
-            EXPECT_EQ(buffer.bytes_read, (2 + 3 + 3 + 1) * row);
-          } else if (buffer.name == "state") {
-            EXPECT_EQ(buffer.bytes_read, (pending ? 1 + 0 + 0 + 2 : 12) * window_row);
-            EXPECT_EQ(buffer.bytes_written, pending ? 12 * window_row : 0);
-          } else {
-            continue;
-          }
-          least += buffer.bytes_read + buffer.bytes_written;
-        }
+        const auto expect = [&](const char* name, int64_t reads, int64_t writes) {
+          SCOPED_TRACE(name);
+          const simt::BufferCounts moved = test::buffer(counts, name);
+          EXPECT_EQ(moved.bytes_read, reads);
+          EXPECT_EQ(moved.bytes_written, writes);
+          least += reads + writes;
+        };
+        expect("x", c.B * N * row, 0);
+        expect("y", 0, c.B * N * row);
+        if (pending) expect("pending", (2 + 3 + 3 + 1) * row, 0);
+        expect("state", (pending ? 1 + 0 + 0 + 2 : 12) * window_row, pending ? 12 * window_row : 0);
         // So few channels and sequences leave every block with one sequence: weights are read once a
         // sequence.
         const int64_t weights_again = (c.B - 1) * (c.W + 1) * c.C * 4;
@@ -232,14 +229,10 @@ TEST(ConvCommit, TrafficIsTheLeast) {
   p.slots = problem.slots.data();
   const simt::Report report = run(p);
   const simt::KernelCounts& counts = report.kernel("ConvCommit");
-  for (const simt::BufferCounts& buffer : counts.buffers) {
-    if (buffer.name == "state") {
-      EXPECT_EQ(buffer.bytes_read, c.C * 4);         // one row survives the path of two
-      EXPECT_EQ(buffer.bytes_written, 6 * c.C * 4);  // an empty path touches nothing
-    } else if (buffer.name == "x") {
-      EXPECT_EQ(buffer.bytes_read, (2 + 3) * c.C * 4);
-    }
-  }
+  const simt::BufferCounts state = test::buffer(counts, "state");
+  EXPECT_EQ(state.bytes_read, c.C * 4);         // one row survives the path of two
+  EXPECT_EQ(state.bytes_written, 6 * c.C * 4);  // an empty path touches nothing
+  EXPECT_EQ(test::buffer(counts, "x").bytes_read, (2 + 3) * c.C * 4);
   EXPECT_LE(counts.read.sectors_per_request(), 4.0);
   EXPECT_LE(counts.write.sectors_per_request(), 4.0);
 }

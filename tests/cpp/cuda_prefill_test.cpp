@@ -54,11 +54,9 @@ TEST(Prefill, Traffic) {
     Prefill problem(s, 30);
     problem.prefill(problem.params());
     const simt::KernelCounts& counts = problem.last().report.kernel("Prefill");
-    for (const simt::BufferCounts& buffer : counts.buffers) {
-      if (buffer.name != "state") continue;
-      EXPECT_EQ(buffer.bytes_read, s.DV * s.DK * 4);
-      EXPECT_EQ(buffer.bytes_written, s.DV * s.DK * 4);
-    }
+    const simt::BufferCounts state = buffer(counts, "state");
+    EXPECT_EQ(state.bytes_read, s.DV * s.DK * 4);
+    EXPECT_EQ(state.bytes_written, s.DV * s.DK * 4);
     expect_coalesced(counts, "solve_state");
     EXPECT_GT(counts.mma_tf32, 0);
   }

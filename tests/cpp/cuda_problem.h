@@ -30,6 +30,7 @@ class CudaProblem : public Problem {
 #include <vector>
 
 #include "../../csrc/cuda/ops.h"
+#include "counts.h"
 #include "recurrence_problem.h"
 #include "session.h"
 

@@ -134,12 +134,9 @@ TEST(VerifySolve, Traffic) {
         const simt::KernelCounts& counts = problem.last().report.kernel("VerifySolve");
         const int64_t state = 2 * s.HV * s.DV * s.DK * 4;
         int64_t least = pending ? 2 * state : state;
-        for (const simt::BufferCounts& buffer : counts.buffers) {
-          if (buffer.name == "state") {
-            EXPECT_EQ(buffer.bytes_read, state);
-            EXPECT_EQ(buffer.bytes_written, pending ? state : 0);
-          }
-        }
+        const simt::BufferCounts moved = buffer(counts, "state");
+        EXPECT_EQ(moved.bytes_read, state);
+        EXPECT_EQ(moved.bytes_written, pending ? state : 0);
         const int64_t keys = s.DK, values = s.HV * s.DV, gates = s.HV * problem.decays;
         least += 4 * (2 * N * (2 * keys + values + gates + s.HV) + s.B * N * (keys + 2 * values + gates));
         if (pending) least += 4 * 2 * 4 * (keys + values + gates);

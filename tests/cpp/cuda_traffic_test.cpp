@@ -26,11 +26,9 @@ Traffic counted(const simt::Session& session) {
   expect_coalesced(kernel, "state_tile.cuh");
   Traffic t;
   t.total = kernel.read.bytes + kernel.write.bytes;
-  for (const simt::BufferCounts& buffer : kernel.buffers) {
-    if (buffer.name != "state") continue;
-    t.read = buffer.bytes_read;
-    t.written = buffer.bytes_written;
-  }
+  const simt::BufferCounts state = buffer(kernel, "state");
+  t.read = state.bytes_read;
+  t.written = state.bytes_written;
   return t;
 }
 
@@ -135,11 +133,9 @@ TEST_P(TrafficTest, HybridMovesBoundaryStatesAlone) {
     light += children > 1 ? children - 1 : 0;
   }
   const int64_t bytes = s.B * s.HV * s.DV * s.DK * 4;
-  for (const simt::BufferCounts& buffer : problem.last().report.kernels.front().buffers) {
-    if (buffer.name != "states") continue;
-    EXPECT_EQ(buffer.bytes_written, branches * bytes);
-    EXPECT_EQ(buffer.bytes_read, light * bytes);
-  }
+  const simt::BufferCounts states = buffer(problem.last().report.kernels.front(), "states");
+  EXPECT_EQ(states.bytes_written, branches * bytes);
+  EXPECT_EQ(states.bytes_read, light * bytes);
 }
 
 // Everything that has to move, once: state, inputs, outputs, factors.

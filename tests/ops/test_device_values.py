@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from ops.backends import UNCHECKED, Backend, simt_library
 from ops.cases import assert_close, int32, random_case, random_factors, tolerance
@@ -62,11 +63,16 @@ def test_pending(backend: Backend, strategy: str) -> None:
 def test_prefix(backend: Backend, strategy: str) -> None:
     case = random_case(4, B=3, N=5, tree=False, padding=False, ragged=False, poison=False)
     factors = random_factors(torch.Generator().manual_seed(5), 3, 5, 2, 4, 32, 64, "head")
-    out, _ = backend.verify(
-        *case.tokens, state=case.state, slots=case.slots, parents=int32(WILD), strategy=strategy,
-        prefix=Prefix(factors, int32(WILD)),
-    )  # fmt: skip
+
+    def verify(parents: Tensor) -> Tensor:
+        return backend.verify(
+            *case.tokens, state=case.state, slots=case.slots, parents=parents, strategy=strategy,
+            prefix=Prefix(factors, parents),
+        )[0]  # fmt: skip
+
+    out = verify(int32(WILD))
     assert out.isfinite().all()
+    assert torch.equal(out[2], verify(int32([WILD[2]] * 3))[2])
 
 
 def test_commit_into_no_nodes(backend: Backend) -> None:
@@ -128,7 +134,11 @@ def test_prefill(backend: Backend) -> None:
     ends = int32([-5, 4, 4, HUGE])
     backend.prefill(*case.tokens, state=state[:3], slots=int32([0, HUGE, 2]), cu_seqlens=ends)
     assert torch.equal(state[1], case.state[1])
-    assert state.isfinite().all()
+    for slot, tokens in ((0, slice(0, 4)), (2, slice(4, 12))):
+        alone = case.state[slot : slot + 1].clone()
+        backend.prefill(*(t[:, tokens] for t in case.tokens), state=alone)
+        limit = tolerance(torch.float32, 12, 32, alone, alone)
+        assert_close(state[slot], alone[0], limit, f"slot {slot}")
 
 
 def test_findings_are_raised(backend: Backend) -> None:

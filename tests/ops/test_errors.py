@@ -155,7 +155,7 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
     (
         "prefix gate",
         {"prefix": Prefix(factors()._replace(g=f32(B, N, HV, DK)))},
-        r"prefix.factors.g: got another kind",
+        r"prefix.factors.g: got per channel, want per head",
     ),
     (
         "prefix solve",

@@ -92,7 +92,7 @@ Result greedy(int64_t B, int64_t N) {
   const auto call = [&](int64_t set, cudaStream_t s) {
     return cuda::accept_greedy(params(set), {r.space.data(), bytes}, s);
   };
-  if (call(0, nullptr) != Status::kOk) return {{-1.0, "the CUDA backend refuses the shape"}};
+  if (call(0, stream()) != Status::kOk) return {{-1.0, "the CUDA backend refuses the shape"}};
   if (download<int32_t>(r.lengths).back() != N || download<int64_t>(r.next).back() != want.back()) {
     return {{-1.0, "the accepted path or the next token is wrong"}};
   }
@@ -124,7 +124,7 @@ Result sampled(int64_t B, int64_t N) {
   const auto call = [&](int64_t set, cudaStream_t s) {
     return cuda::accept_sampled(params(set), {r.space.data(), bytes}, s);
   };
-  if (call(0, nullptr) != Status::kOk) return {{-1.0, "the CUDA backend refuses the shape"}};
+  if (call(0, stream()) != Status::kOk) return {{-1.0, "the CUDA backend refuses the shape"}};
   const int64_t token = download<int64_t>(r.next).back();
   // The last sequence's token is where the cumulative sum passes half of the whole, up to rounding.
   const auto p = r.last(r.rows[0], 0), q = r.last(r.rows[1], 0);

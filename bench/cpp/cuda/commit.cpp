@@ -19,7 +19,7 @@ void add_mode(const char* mode_name, CommitMode mode, const Heads& heads, int64_
     const Time time = checked(layers, layers.commit(0, factors, mode), [&](int64_t set, cudaStream_t s) {
       return cuda::commit(layers.commit(set, factors, mode), s);
     });
-    return {time, layers.commit_bytes(factors), static_cast<double>(factors) * step_us(heads, B)};
+    return {time, layers.commit_bytes(factors), steps(heads, B, factors)};
   });
 }
 
@@ -36,7 +36,7 @@ void add_snapshot(const Heads& heads, int64_t B) {
                      : Status::kLaunchFailed;
         },
         layers.sets());
-    return {time, 2.0 * static_cast<double>(bytes), 0.0};
+    return {time, 2.0 * static_cast<double>(bytes)};
   });
 }
 
@@ -54,7 +54,7 @@ void add_round(bool fused, const Heads& heads, int64_t B) {
       }
       return layers.run(verify(set), s);
     });
-    return {time, layers.verify_bytes(kTokens), static_cast<double>(kTokens) * step_us(heads, B)};
+    return {time, layers.verify_bytes(kTokens), steps(heads, B, kTokens)};
   });
 }
 

@@ -69,6 +69,7 @@ struct Convolutions {
       return host;
     };
     check(cudaMemset(p.y, 0xff, static_cast<size_t>(tokens(N))), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaMemset");
     std::vector<float> w(static_cast<size_t>(kChannels * kWidth));
     check(cudaMemcpy(w.data(), weight.data(), weight.bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
     const std::vector<char> inputs = row(p.x.x, tokens(N) / B);
@@ -86,7 +87,7 @@ struct Convolutions {
     }
     c.y = want.data();
     if (cpu::conv_verify(c) != Status::kOk) return "the CPU backend refuses the shape";
-    if (cuda::conv_verify(p, nullptr) != Status::kOk) return "the CUDA backend refuses the shape";
+    if (cuda::conv_verify(p, stream()) != Status::kOk) return "the CUDA backend refuses the shape";
     check(cudaDeviceSynchronize(), "conv_verify");
     const std::vector<char> got = row(p.y, tokens(N) / B);
     for (int64_t i = 0; i < N * kChannels; ++i) {
@@ -125,12 +126,14 @@ void add_convolution() {
               [=]() -> Result {
                 const Convolutions layers(B, N), steps(B, 1);
                 if (layers.sets <= 0 || steps.sets <= 0) return {{-1.0, kTooSmall}};
-                const Time time = measure(layers, tree, factors), step = measure(steps, false, 1);
+                const Time time = measure(layers, tree, factors);
+                Time single = measure(steps, false, 1);
+                single.us *= static_cast<double>(N);
                 // The window, and of pending inputs those that move into it.
                 const int64_t window = kWidth - 1 + std::min(factors, kWidth - 1);
                 const double bytes = static_cast<double>(2 * layers.tokens(N) + layers.tokens(window) +
                                                          4 * kChannels * kWidth);
-                return {time, bytes, static_cast<double>(N) * std::max(step.us, 0.0)};
+                return {time, bytes, single};
               });
         }
       }

@@ -69,9 +69,9 @@ class Layers {
   gpu::DeviceMemory parents_, space_, counters_;
 };
 
-// Microseconds of a decode step of one token with the step before pending, on the same layers and by the same
+// `tokens` decode steps of one token, each with the step before pending, on the same layers and by the same
 // method.
-double step_us(const Heads& heads, int64_t B);
+Time steps(const Heads& heads, int64_t B, int64_t tokens);
 
 // `call` on every set, after `wrong` found nothing.
 template <typename Params>

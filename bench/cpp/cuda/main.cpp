@@ -1,6 +1,8 @@
 // Benchmarks of the CUDA backend; docs/gpu.md explains the columns.
 //   specdec_bench_cuda --benchmark_filter=verify --benchmark_format=json
 // Exit status 1 where an answer was wrong. Without a GPU: a line, and exit status 0, or 1 with --require-gpu.
+#include <benchmark/benchmark.h>
+
 #include "measure.h"
 
 int main(int argc, char** argv) {

@@ -1,5 +1,7 @@
 #include "measure.h"
 
+#include <benchmark/benchmark.h>
+
 #include <algorithm>
 #include <random>
 
@@ -33,6 +35,8 @@ double median(std::vector<double> values) {
 
 bool any_failed = false;
 
+}  // namespace
+
 cudaStream_t stream() {
   static const cudaStream_t s = [] {
     cudaStream_t made;
@@ -41,8 +45,6 @@ cudaStream_t stream() {
   }();
   return s;
 }
-
-}  // namespace
 
 int64_t rotation(double bytes) {
   int device = 0, l2 = 0;
@@ -129,9 +131,10 @@ void add(const std::string& name, std::function<Result()> body) {
                                [body](benchmark::State& state) {
                                  for (auto _ : state) {
                                    const Result result = body();
-                                   if (result.time.us < 0.0) {
-                                     any_failed |= result.time.error != kTooSmall;
-                                     state.SkipWithError(result.time.error.c_str());
+                                   if (const Time& failure = result.failure(); failure.us < 0.0) {
+                                     any_failed |= failure.error != kTooSmall;
+                                     const char* what = &failure == &result.steps ? "single steps: " : "";
+                                     state.SkipWithError((what + failure.error).c_str());
                                      return;
                                    }
                                    state.SetIterationTime(result.time.us * 1e-6);
@@ -139,8 +142,8 @@ void add(const std::string& name, std::function<Result()> body) {
                                    state.counters["us"] = result.time.us;
                                    state.counters["GB/s"] = rate;
                                    state.counters["of_copy"] = rate / copy_rate();
-                                   if (result.step_us > 0.0)
-                                     state.counters["of_steps"] = result.step_us / result.time.us;
+                                   if (result.steps.us > 0.0)
+                                     state.counters["of_steps"] = result.steps.us / result.time.us;
                                  }
                                })
       ->UseManualTime()

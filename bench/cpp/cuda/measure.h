@@ -2,8 +2,6 @@
 // graph and replayed, timed by events.
 #pragma once
 
-#include <benchmark/benchmark.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -17,6 +15,10 @@ namespace specdec::bench {
 // Buffer sets for a call that touches `bytes`: together three times the L2 cache, so that nothing a call
 // needs is left from the round before; at most what half of the free memory holds. 0: not even one fits.
 int64_t rotation(double bytes);
+
+// Where everything runs. What was copied or set before by the runtime's default stream may still be under
+// way.
+cudaStream_t stream();
 
 // One call on buffer set `set`.
 using Call = std::function<Status(int64_t set, cudaStream_t stream)>;
@@ -35,12 +37,14 @@ double copy_rate();
 // Numbers in [-1, 1) times `scale` plus `shift`: random ones for the first 256 KiB, repeated beyond.
 void fill(gpu::DeviceMemory& memory, DType dtype, double scale, double shift, unsigned seed);
 
-// Registers `name`, whose body returns the time of a call and the bytes that it moves at least. `step_us`:
-// time of the same work in single steps, 0 where that makes no sense.
+// Registers `name`, whose body returns the time of a call and the bytes that it moves at least. `steps`: time
+// of the same work in single steps, 0 where that makes no sense; a failure of theirs is one of the benchmark.
 struct Result {
   Time time;
   double bytes = 0.0;
-  double step_us = 0.0;
+  Time steps = {};
+
+  const Time& failure() const { return time.us < 0.0 ? time : steps; }  // where there is one: its `us` < 0
 };
 void add(const std::string& name, std::function<Result()> body);
 

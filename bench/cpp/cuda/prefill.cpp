@@ -14,7 +14,7 @@ void add_prefill() {
               const Time time = checked(layers, layers.prefill(0), [&](int64_t set, cudaStream_t s) {
                 return cuda::prefill(layers.prefill(set), s);
               });
-              return {time, layers.prefill_bytes(), static_cast<double>(T) * step_us(heads, B)};
+              return {time, layers.prefill_bytes(), steps(heads, B, T)};
             });
       }
     }

@@ -11,8 +11,8 @@ struct Variant {
   Strategy strategy;
   Precision precision;
 };
-constexpr Variant kSerial = {"serial", Strategy::kSerial, Precision::kTf32x3};
-constexpr Variant kHybrid = {"hybrid", Strategy::kHybrid, Precision::kTf32x3};
+constexpr Variant kSerial = {"serial", Strategy::kSerial, Precision::kIeee};
+constexpr Variant kHybrid = {"hybrid", Strategy::kHybrid, Precision::kIeee};
 constexpr Variant kSolve = {"solve", Strategy::kSolve, Precision::kTf32x3};
 constexpr Variant kSolveTf32 = {"solve_tf32", Strategy::kSolve, Precision::kTf32};
 constexpr Variant kSolveBf16 = {"solve_bf16", Strategy::kSolve, Precision::kBf16};
@@ -33,7 +33,7 @@ void add_one(const Variant& variant, const Heads& heads, int64_t B, int64_t N, b
     };
     const Time time =
         checked(layers, params(0), [&](int64_t set, cudaStream_t s) { return layers.run(params(set), s); });
-    return {time, layers.verify_bytes(pending), static_cast<double>(N) * step_us(heads, B)};
+    return {time, layers.verify_bytes(pending), steps(heads, B, N)};
   });
 }
 
@@ -60,8 +60,10 @@ void add_verify() {
   for (const int64_t B : {1, 32}) {
     for (const int64_t N : {8, 16, 32}) add_shape(kSpecLA, B, N);
   }
-  for (const int64_t N : {16, 64}) {
-    for (const Variant& variant : {kSolveTf32, kSolveBf16}) add_one(variant, kQwen, 32, N, true, false);
+  for (const int64_t B : {1, 32}) {
+    for (const int64_t N : {16, 64}) {
+      for (const Variant& variant : {kSolveTf32, kSolveBf16}) add_one(variant, kQwen, B, N, true, false);
+    }
   }
   for (const int64_t N : {128, 256}) add_one(kSolve, kQwen, 1, N, true, false);
 }

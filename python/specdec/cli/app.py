@@ -106,7 +106,7 @@ def generate(
     compare: Annotated[
         bool,
         typer.Option(
-            "--compare", help="Decode the same tokens one by one too, and say how much faster this was."
+            "--compare", help="Decode as many tokens one by one too, and say how much faster this was."
         ),
     ] = False,
     json: Annotated[

@@ -18,7 +18,7 @@ POSITIONS = 16  # most positions shown
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside plain decoding of the same tokens.
+    """A run beside plain decoding of as many tokens.
 
     Attributes:
         tokens_per_second: of plain decoding, the prompt not counted.
@@ -51,7 +51,7 @@ def print_panel(
         result: the sequence.
         prompt_tokens: tokens of its prompt.
         seed: of a sampled run; None for a greedy one.
-        plain: what plain decoding of the same tokens gave, where it was asked for.
+        plain: what plain decoding of as many tokens gave, where it was asked for.
     """
     if sys.stderr is None:  # closed from the start; rich would take stdout
         return

@@ -158,7 +158,6 @@ class GatedDeltaNetForCausalLM:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
         pending = cache.take_pending(slots)
-        drafted = None if prefix is None else prefix.round
         factors = []
         for i, layer in enumerate(self._layers):
             mixed, gate, a, b = self._project(layer, x)
@@ -177,9 +176,9 @@ class GatedDeltaNetForCausalLM:
                 parents=parents,
                 lengths=lengths,
                 pending=None if pending is None else pending.recurrent(i),
-                pending_mixed=None if pending is None else pending.round.layers[i].conv,
-                prefix=None if drafted is None else ops.Prefix(drafted.layers[i].recurrent, drafted.parents),
-                prefix_mixed=None if drafted is None else drafted.layers[i].conv,
+                pending_mixed=None if pending is None else pending.mixed(i),
+                prefix=None if prefix is None else prefix.recurrent(i),
+                prefix_mixed=None if prefix is None else prefix.mixed(i),
                 scale=self._scale,
             )
             factors.append(LayerFactors(recurrent, mixed))

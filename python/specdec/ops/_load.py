@@ -29,8 +29,13 @@ def load() -> None:
     if asked and asked != cpu_isa():  # the library runs the widest set then, which is not what was asked for
         narrower = " or ".join(cpu_isa_builds()[: cpu_isa_builds().index(cpu_isa()) + 1])
         raise ValueError(f"SPECDEC_CPU_ISA: got {asked!r}, want {narrower} on this machine (or unset it)")
-    if torch.version.cuda is not None and CUDA_LIBRARY.exists():
+    if cuda_loaded():
         torch.ops.load_library(str(CUDA_LIBRARY))  # type: ignore[no-untyped-call]
+
+
+def cuda_loaded() -> bool:
+    """Whether the operators take CUDA tensors: torch has CUDA and the library of CUDA operators was built."""
+    return torch.version.cuda is not None and CUDA_LIBRARY.exists()
 
 
 def cpu_isa() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from specdec._checks import shown
-from specdec.ops._load import load
+from specdec.ops._load import cuda_loaded, load
 
 load()
 
@@ -69,13 +69,19 @@ def argument_error(error: RuntimeError, names: Sequence[str], arguments: Sequenc
     if isinstance(error, NotImplementedError):  # torch found no kernel for the device of the tensors
         for name, value in zip(names, arguments, strict=False):  # defaults may be left out
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                return ValueError(f"{name}: got a tensor on {value.device}, want cpu")
+                return ValueError(f"{name}: got a tensor on {value.device}, want cpu{_cuda_hint(value)}")
     if (found := _CHECK.match(text)) is not None:
         return ValueError(text[found.end() :])
     if (found := _TYPE.match(text)) is not None:
         op, want, name, got = found.groups()
         return TypeError(f"{_public(op, name)}: got {got}, want {_WANTED.get(want, want)}")
     return error
+
+
+def _cuda_hint(value: torch.Tensor) -> str:
+    if value.device.type != "cuda" or cuda_loaded():
+        return ""
+    return " (no CUDA operators are built: install specdec where torch has CUDA and nvcc is found)"
 
 
 def want_type(name: str, value: object, *types: type) -> None:
