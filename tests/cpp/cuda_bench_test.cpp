@@ -70,7 +70,8 @@ namespace {
 
 // Runs the rows whose whole name matches.
 void run(const char* names) {
-  if (rows.empty()) add_verify(), add_commit(), add_convolution(), add_prefill(), add_acceptance();
+  if (rows.empty())
+    add_verify(), add_commit(), add_convolution(), add_layer(), add_prefill(), add_acceptance();
   int64_t count = 0;
   for (const auto& [name, body] : rows) {
     if (!std::regex_match(name, std::regex(names))) continue;
@@ -91,6 +92,7 @@ TEST(CudaBench, WideHeads) { run("verify/.*/tree/8x256_f32/B:1/N:8/pending:8"); 
 TEST(CudaBench, Commit) { run("commit/.*/B:1(/P:4)?"); }
 TEST(CudaBench, Round) { run("round/.*/B:1/.*"); }
 TEST(CudaBench, Convolution) { run("conv_verify/.*/B:1/N:8/.*"); }
+TEST(CudaBench, Layer) { run("layer/.*/B:1"); }
 TEST(CudaBench, Prefill) { run("prefill/8x256_f32/B:1/T:64"); }
 TEST(CudaBench, Acceptance) { run("accept_.*/B:1/N:8"); }
 

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   specdec::bench::add_verify();
   specdec::bench::add_commit();
   specdec::bench::add_convolution();
+  specdec::bench::add_layer();
   specdec::bench::add_prefill();
   specdec::bench::add_acceptance();
   benchmark::RunSpecifiedBenchmarks();

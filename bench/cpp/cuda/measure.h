@@ -56,6 +56,7 @@ inline const char kTooSmall[] = "the device's memory is too small";
 void add_verify();
 void add_commit();
 void add_convolution();
+void add_layer();
 void add_prefill();
 void add_acceptance();
 
