@@ -1,7 +1,7 @@
 // The walk of a round over its candidates: the deepest node whose path spells what the target wants.
 #pragma once
 
-#include "primitives.cuh"
+#include "device_values.cuh"
 #include "specdec/acceptance_params.h"
 
 namespace specdec::cuda {
@@ -10,12 +10,12 @@ constexpr int kMaxAcceptNodes = 4096;  // N
 constexpr int kWalkThreads = 128;
 
 SPECDEC_DEVICE int draft_length(const DraftView& draft, int64_t b, int64_t N) {
-  const int64_t length = draft.lengths != nullptr ? Global<const int32_t>(draft.lengths).load(b) : N;
-  return static_cast<int>(length < 0 ? 0 : length > N ? N : length);
+  return length_of(draft.lengths, b, N);
 }
 
 SPECDEC_DEVICE int draft_parent(const DraftView& draft, int64_t b, int64_t N, int node) {
-  return draft.parents != nullptr ? Global<const int32_t>(draft.parents).load(b * N + node) : node - 1;
+  if (draft.parents == nullptr) return node - 1;
+  return parent_of(Global<const int32_t>(draft.parents).load(b * N + node), node);
 }
 
 inline int64_t walk_shared_bytes(int64_t N) {
