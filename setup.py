@@ -62,4 +62,7 @@ class CMakeBuild(build_ext):
         """In-place builds already write into the source tree."""
 
 
+# There from the start, as setuptools warns of a directory that was missing when it looked for packages.
+(ROOT / "python" / "specdec" / "_lib").mkdir(exist_ok=True)
+
 setup(ext_modules=[CMakeExtension()], cmdclass={"build_ext": CMakeBuild})
