@@ -290,6 +290,38 @@ def test_interrupt_ends_with_the_partial_text_and_its_statistics() -> None:
     assert "Traceback" not in panel
 
 
+def test_interrupt_while_comparing_keeps_the_finished_result() -> None:
+    code = """
+import os, signal, sys
+import specdec.cli.generate as command
+from specdec.cli import main
+
+plainly = command._decode_plainly
+
+def interrupted(*args):
+    decode = command._decode
+    def with_signal(loop, request):
+        events = loop.stream
+        def stream(*args):
+            for event in events(*args):
+                os.kill(os.getpid(), signal.SIGINT)
+                yield event
+        loop.stream = stream
+        return decode(loop, request)
+    command._decode = with_signal
+    return plainly(*args)
+
+command._decode_plainly = interrupted
+sys.argv = ["specdec", "generate", "def f():", "--compare", "--max-new-tokens", "20", "--json"]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    record = json.loads(done.stdout)
+    assert len(record["tokens"]) == 20
+    assert "plain" not in record
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     process = subprocess.Popen(
         [*COMMAND, "generate", PROMPT, "--max-new-tokens", "1000000"],

@@ -44,6 +44,15 @@ def test_dry_run_prints_every_part_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("name", "value"), [("ONLY", "trees,batch"), ("BUDGET", "abc"), ("BUDGET", "0")])
+def test_wrong_settings_are_one_line_and_exit_status_2(name: str, value: str) -> None:
+    done = _run(GPU / "run_all.sh", "--dry-run", **{name: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{name}: got '{value}', want ")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
 def test_an_unknown_argument_is_refused() -> None:
     done = _run(GPU / "run_all.sh", "--help")
     assert done.returncode == 2

@@ -12,14 +12,26 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 ROOT=$PWD
-case "${1-}" in
-  "" | --dry-run) DRY=${1-} ;;
-  *) sed -n '2,/^set/{/^#/p}' "$0" >&2; exit 2 ;;
-esac
+DRY=${1-}
+if (($# > 1)) || [[ -n $DRY && $DRY != --dry-run ]]; then
+  sed -n '2,/^set/{/^#/p}' "$0" >&2
+  exit 2
+fi
 OUT=${OUT:-bench/results/gpu-$(date +%F)}
 WHEELS=${WHEELS:-bench/gpu/wheels}
 BUDGET=${BUDGET:-600}
 ONLY=${ONLY-}
+NAMES="machine build gpu_tests pytest micro trees batch fla memcheck racecheck"
+for name in $ONLY; do
+  if [[ " $NAMES " != *" $name "* ]]; then
+    echo "ONLY: got '$name', want parts separated by spaces: $NAMES" >&2
+    exit 2
+  fi
+done
+if ! [[ $BUDGET =~ ^[1-9][0-9]*$ ]]; then
+  echo "BUDGET: got '$BUDGET', want a number of seconds" >&2
+  exit 2
+fi
 if [[ -z ${PYTHON-} ]]; then
   PYTHON=python3
   [[ -x .venv/bin/python ]] && PYTHON=$ROOT/.venv/bin/python
@@ -106,7 +118,7 @@ export BUILD SITE WHEELS PYTHON GPU_TESTS GPU_BENCH
 # Every kernel family once; racecheck follows each access to shared memory and is slow.
 CHECKED='*/VerifyTest.*/head_delta_32x32:VerifySolve.LowerPrecisions:VerifySolve.PaddingIsZeroAndUnread'
 CHECKED+=':Prefill.PaddedRowsAreZeroAndUnread:ConvVerify.PaddingIsZeroAndUnread'
-CHECKED+=':ConvVerify.PendingEqualsCommitFirst:CudaAcceptGreedy.RepeatedSiblings:CudaAcceptSampled.Limits'
+CHECKED+=':ConvVerify.PendingEqualsCommitFirst:CudaAcceptGreedy.RepeatedSiblings:CudaAcceptSampled.Limits:CudaLayer.FewTapsAndLongRows'
 
 sanitize() {  # TOOL OPTION...
   if [[ -z $DRY ]] && ! have compute-sanitizer; then

@@ -36,14 +36,21 @@ void check_apart(const Named& pool_argument, const Named& other) {
   if (begin >= (count - 1) * stride + slot) return;
   const auto sizes = t.sizes();
   const auto strides = t.strides();
+  const int64_t other_item = static_cast<int64_t>(t.element_size());
   bool empty = false;
-  int64_t last = 0;  // offset of its last element
+  int64_t last = 0, last_of_row = 0;  // offset of its last element, and of row 0's
   for (size_t d = 0; d < sizes.size(); ++d) {
     empty = empty || sizes[d] == 0;
     last += (sizes[d] - 1) * strides[d];
+    if (d > 0) last_of_row += (sizes[d] - 1) * strides[d];
   }
-  const int64_t end = begin + (last + 1) * static_cast<int64_t>(t.element_size());
+  const int64_t end = begin + (last + 1) * other_item;
   if (empty || end <= 0) return;
+  if (!sizes.empty() && strides[0] * other_item == stride) {
+    // Two pools in one buffer, a block a slot: its rows may lie between the slots.
+    const int64_t offset = (begin % stride + stride) % stride;
+    if (offset >= slot && offset + (last_of_row + 1) * other_item <= stride) return;
+  }
   const int64_t first = begin < slot ? 0 : (begin - slot) / stride + 1;  // first slot that ends after begin
   STD_TORCH_CHECK(first * stride >= end, other.name, ": got a tensor that shares memory with ",
                   pool_argument.name, ", which is written, want memory of its own (call .clone())");

@@ -56,7 +56,8 @@ class Loop:
         observer: called after every round.
 
     Raises:
-        TypeError: `model` is no model, or `drafter` no drafter: a name, or a class instead of an instance.
+        TypeError: `model`, `drafter`, `budget` or `observer` is something else: a name, or a class instead of
+            an instance.
         ValueError: `commit` is neither of the two.
     """
 
@@ -76,6 +77,12 @@ class Loop:
             raise TypeError(f"model: got {shown(model)}, want a CausalLM (specdec.load_model gives one)")
         if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "propose")):
             raise TypeError(f"drafter: got {shown(drafter)}, want a Drafter such as NGramDrafter(), or None")
+        if budget is not None and not isinstance(budget, DraftBudget):
+            raise TypeError(
+                f"budget: got {shown(budget)}, want a DraftBudget such as DraftBudget(16), or None"
+            )
+        if observer is not None and (isinstance(observer, type) or not hasattr(observer, "after_round")):
+            raise TypeError(f"observer: got {shown(observer)}, want a RoundObserver, or None")
         self.model = model
         self.drafter = drafter
         self.budget = budget or DraftBudget()

@@ -168,6 +168,7 @@ VERIFY: list[tuple[str, dict[str, Any], str]] = [
         r"q: got 3 new nodes and 62 prefix nodes, want at most 64",
     ),
     ("device", {"state": torch.ones(B, HV, DV, DK, device="meta")}, r"state: got a tensor on meta, want c"),
+    ("layout", {"v": f32(B, N, HV, DV).to_sparse()}, r"v: got a tensor of layout torch.sparse_coo, want"),
 ]
 # What only a look into the tensors shows: on a GPU it is not looked for.
 VALUES = (

@@ -430,3 +430,26 @@ def test_pools_are_apart(backend: Backend) -> None:
     window = memory[: call["conv_state"].numel()].view(call["conv_state"].shape)
     with pytest.raises(ValueError, match=r"^conv_state: got a tensor that shares memory with state"):
         backend.verify_layer(**{**call, "state": memory.view(call["state"].shape), "conv_state": window})
+
+
+@backends
+def test_pools_in_one_buffer(backend: Backend) -> None:
+    """A block a slot, state and window in it: nothing is shared where a window fits between two states."""
+    call = random_layer(2, B=2, N=3, HK=1, HV=2, NP=3, ragged=False, tree=False, earlier="pending")
+    apart = with_pools(call)
+    state, window = apart["state"], apart["conv_state"]
+    block = state[0].numel() + window[0].numel()
+    for last in (block, block - 1):  # a float too few for both
+        buffer = torch.zeros(state.shape[0] * block)
+        one = dict(apart)
+        one["state"] = buffer.as_strided(state.shape, (last, *state.stride()[1:]))
+        one["conv_state"] = buffer.as_strided(window.shape, (last, *window.stride()[1:]), state[0].numel())
+        one["state"].copy_(state)
+        one["conv_state"].copy_(window)
+        if last < block:
+            with pytest.raises(ValueError, match=r"^conv_state: got a tensor that shares memory with state"):
+                backend.verify_layer(**one)
+            continue
+        out, _ = backend.verify_layer(**one)
+        want, _ = backend.verify_layer(**with_pools(call))
+        assert torch.equal(out, want)

@@ -96,6 +96,20 @@ def test_compile(backend: str, dynamic: bool | None) -> None:
     torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6)
 
 
+def test_compile_with_a_scale_that_changes() -> None:
+    """Dynamo makes a float symbolic once its value changes."""
+    case, tokens = plain()
+
+    def run(scale: float, weight: Tensor) -> Tensor:
+        out, _ = ops.verify(*tokens, state=case.state, slots=case.slots, scale=scale, strategy="serial")
+        return ops.rms_norm(out.float(), weight, scale)
+
+    weight = torch.ones(64)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for scale in (0.5, 0.7, 0.9):
+        assert torch.equal(compiled(scale, weight), run(scale, weight))
+
+
 def test_meta_shapes() -> None:
     """The fakes answer for tensors without data, in every dtype, also without gate."""
     meta = torch.device("meta")

@@ -76,7 +76,9 @@ def run(prompt: str | None, options: Options) -> int:
         _echo_prompt(text)
     result, interrupted = _decode(loop, request, writer)
     writer.finish()
-    plain = _decode_plainly(model, request, result) if options.compare and not interrupted else None
+    plain = None
+    if options.compare and not interrupted:
+        plain, interrupted = _decode_plainly(model, request, result)
 
     if options.json:
         _print_json(writer.text, result, loop.statistics, sampling, plain)
@@ -92,12 +94,15 @@ def run(prompt: str | None, options: Options) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _decode_plainly(model: CausalLM, request: Request, result: Result) -> Comparison:
-    """The same number of tokens, one a round: the autoregressive method."""
+def _decode_plainly(model: CausalLM, request: Request, result: Result) -> tuple[Comparison | None, bool]:
+    """The same number of tokens, one a round: the autoregressive method. None, True after a Ctrl-C."""
     loop = get_method("autoregressive").build(model, None, MethodOptions())
     sampling = replace(request.sampling, seed=result.seed)
-    plain = loop.run([Request(request.prompt, len(result.tokens), sampling, ignore_eos=True)])[0]
-    return Comparison(loop.statistics.tokens_per_second, plain.tokens == result.tokens)
+    plain = Request(request.prompt, len(result.tokens), sampling, ignore_eos=True)
+    again, interrupted = _decode(loop, plain)
+    if interrupted:
+        return None, True
+    return Comparison(loop.statistics.tokens_per_second, again.tokens == result.tokens), False
 
 
 def _stderr_is_stdout() -> bool:
@@ -177,13 +182,14 @@ def _loop(
     return method.build(model, drafter, MethodOptions(commit=commit, max_draft=options.max_draft))
 
 
-def _decode(loop: Loop, request: Request, writer: TextWriter) -> tuple[Result, bool]:
+def _decode(loop: Loop, request: Request, writer: TextWriter | None = None) -> tuple[Result, bool]:
     """Decodes to the end or to the first Ctrl-C; a second one does not wait for the round to end."""
     results: list[Result] = []
     with _interruptible() as interrupted:
         events = loop.stream([request], results)
         for _ in events:
-            writer.flush()
+            if writer is not None:
+                writer.flush()
             if interrupted:
                 break
         events.close()  # its slots are freed now

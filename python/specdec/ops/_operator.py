@@ -66,8 +66,10 @@ def operator(op: str, namespace: str = "specdec") -> Callable[..., Any]:
 def argument_error(error: RuntimeError, names: Sequence[str], arguments: Sequence[object]) -> Exception:
     """The ValueError or TypeError for a failed check, without its place in the source; others unchanged."""
     text = str(error)
-    if isinstance(error, NotImplementedError):  # torch found no kernel for the device of the tensors
+    if isinstance(error, NotImplementedError):  # torch found no kernel for the tensors
         for name, value in zip(names, arguments, strict=False):  # defaults may be left out
+            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                return ValueError(f"{name}: got a tensor of layout {value.layout}, want torch.strided")
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 return ValueError(f"{name}: got a tensor on {value.device}, want cpu{_cuda_hint(value)}")
     if (found := _CHECK.match(text)) is not None:
@@ -110,7 +112,7 @@ def code_of(name: str, value: object, codes: Mapping[Any, int]) -> int:
 
 def _refuse_grad(names: list[str], arguments: tuple[Any, ...]) -> None:
     for name, value in zip(names, arguments, strict=False):  # defaults may be left out
-        if getattr(value, "requires_grad", False):  # isinstance costs more on a miss
+        if isinstance(value, torch.Tensor) and value.requires_grad:
             raise ValueError(
                 f"{name}: got a tensor that requires grad, want inference: the operators have no backward "
                 "(call them under torch.no_grad(), or pass .detach())"
