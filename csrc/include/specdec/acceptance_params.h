@@ -1,6 +1,7 @@
-// Parameter structs of acceptance: which drafts are kept and which token follows. As in params.h, every
-// pointer carries its shape, strides count elements, last dimensions are contiguous and optional pointers may
-// be null.
+// Parameter structs of sampling: which drafts are kept and which token follows, the rows that are sampled
+// from, and draws from them. As in params.h, every pointer carries its shape, strides count elements, last
+// dimensions are contiguous and optional pointers may be null. acceptance_rules.h has the rules,
+// sampling_math.h the arithmetic to the bit.
 #pragma once
 
 #include <cstdint>
@@ -21,40 +22,77 @@ struct DraftView {
 struct AcceptedView {
   int32_t* path = nullptr;          // [B, P] nodes from node 0 to the last accepted one, 0 beyond the length
   int32_t* path_lengths = nullptr;  // [B]; 0 where the row's length is 0
-  int64_t* next_token = nullptr;    // [B] the token that follows; 0 where the row's length is 0
-  int64_t max_length = 0;           // P, at least N
+  int64_t* next_token = nullptr;  // [B] the token that follows; 0 where the row's length is 0, -1 where a row
+                                  // of logits that the walk came to has no finite maximum or a NaN
+  int64_t max_length = 0;         // P, at least N
 };
 
 // Greedy: a drafted token is right if it is the argmax at its parent, ties to the smaller token. Of several
 // accepted nodes of the greatest depth the one of lowest index is taken.
 struct AcceptGreedyParams {
   int64_t B = 0, N = 0, V = 0;
-  const void* logits = nullptr;  // [B, N, V]; of NaNs the first is the largest
+  const void* logits = nullptr;  // [B, N, V]
   DType dtype = DType::kFloat32;
   int64_t stride_b = 0, stride_n = 0;
   DraftView draft;
   AcceptedView accepted;
 };
 
-// Exact sampling. Rows are probabilities after processing; row n of the target is the distribution of the
-// token after node n, row n of the draft what node n + 1 was drawn from.
-//   With p_draft, a chain: draft x is accepted where u q(x) < p(x), and q(x) > 0; the first rejection emits a
-//   token of [p - q]+ (of p where that is zero throughout); if there is none, a bonus token of p follows.
-//   Without, drafts that were not drawn at random, a chain or a tree: a token is drawn from p at node after
-//   node, as plain decoding draws it, and the walk goes on into the child that carries it.
-// A token is drawn by inverting the cumulative sum of float64 weights at a uniform. Its order of summation
-// depends on V alone: a row gives the same token whatever else is in the call.
+// How rows of logits become rows of probabilities; an entry a row.
+struct SamplingView {
+  const float* temperature = nullptr;  // 0: all of the mass on the largest logit, ties to the smaller token
+  const int32_t* top_k = nullptr;      // 0: all
+  const float* top_p = nullptr;        // 1: all
+  const float* min_p = nullptr;        // 0: all
+};
+
+// The numbers stand in the Python package as well.
+enum class AcceptRule : int32_t {
+  kFollow,     // drafts that were not drawn at random: draw from p as plain decoding does, follow the draft
+  kRecursive,  // siblings drawn independently, tested one by one; on a chain: speculative sampling
+  kRecursiveWithoutReplacement,  // siblings drawn in node order without those before them
+  kKSeq,                         // SpecTr: siblings drawn independently from one row
+  kTraversal,                    // from the leaves up; on a chain: block verification. Drawn independently
+  kTraversalWithoutReplacement,
+};
+
 struct AcceptSampledParams {
   int64_t B = 0, N = 0, V = 0;
-  const float* p_target = nullptr;  // [B, N, V]
-  int64_t target_stride_b = 0, target_stride_n = 0;
-  const float* p_draft = nullptr;  // [B, N - 1, V]; null: drafts that were not drawn at random
-  int64_t draft_stride_b = 0, draft_stride_n = 0;
-  // Uniforms in [0, 1) by the number of tokens the round emitted before.
-  const double* accept_uniforms = nullptr;  // [B, N]; the last is not read; unused without p_draft
-  const double* sample_uniforms = nullptr;  // [B, N]
+  const void* logits = nullptr;  // [B, N, V] the target's, after node n; whatever edits them is done
+  DType dtype = DType::kFloat32;
+  int64_t stride_b = 0, stride_n = 0;
+  const float* draft_probs = nullptr;   // [R, V]; null where nothing was drawn
+  const int32_t* draft_rows = nullptr;  // [B, N] the row that a node was drawn from, without replacement:
+                                        // that its eldest sibling was; not read for node 0 and for kFollow
+  int64_t R = 0, draft_stride = 0;
+  const int32_t* rules = nullptr;      // [B] AcceptRule
+  SamplingView sampling;               // [B]
+  const uint64_t* seeds = nullptr;     // [B]
+  const int64_t* positions = nullptr;  // [B] index in the sequence of the first token that the round emits
   DraftView draft;
-  AcceptedView accepted;  // next_token is -1 where the weights have no positive finite sum
+  AcceptedView accepted;
+};
+
+// Rows to sample from, with the bits that acceptance sees.
+struct SamplingProbsParams {
+  int64_t R = 0, V = 0;
+  const void* logits = nullptr;  // [R, V]
+  DType dtype = DType::kFloat32;
+  int64_t stride = 0;
+  SamplingView sampling;   // [R]
+  float* probs = nullptr;  // [R, V] contiguous; NaN throughout where the row has no finite maximum or a NaN
+};
+
+// K tokens of each row, independent or without replacement, from the sequence's DRAFT or RACE stream.
+struct DrawParams {
+  int64_t R = 0, V = 0, K = 0;
+  const float* probs = nullptr;  // [R, V]
+  int64_t stride = 0;
+  bool replacement = true;
+  const uint64_t* seeds = nullptr;     // [R]
+  const int64_t* positions = nullptr;  // [R] that of the round, as in AcceptSampledParams
+  const int32_t* nodes = nullptr;      // [R] the parent's node in the round; tells its draws from others'
+  int64_t* tokens = nullptr;           // [R, K]; -1 where no token of positive weight is left
 };
 
 }  // namespace specdec

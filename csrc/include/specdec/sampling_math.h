@@ -1,0 +1,149 @@
+// The arithmetic of sampling, to the bit, for every backend: products and sums are never fused (contraction
+// is off wherever this is compiled), so that a row, a test and a draw come out alike on a CPU, in the
+// executor and on a GPU.
+//
+// A row of logits l with greatest l_max becomes
+//   weight(x) = weight_of((l(x) - l_max) * (1 / temperature)) where x is kept, 0 elsewhere   float32
+//   p(x)      = weight(x) * float32(1 / sum of the weights)                                  float32
+// and everything that follows from p, and from a drafter's q, is float64.
+//
+// Kept are, in this order: the top_k largest logits; the fewest of those, largest first, whose mass reaches
+// top_p of theirs, the mass of a token being the integer mass_of(weight); those whose weight is at least
+// min_p. Equal logits are ranked by token. Temperature 0 is top_k = 1 at temperature 1.
+//
+// A sum over a row is a tree that depends on V alone. A segment is kSegment elements (0 beyond the row); lane
+// l of its kLanes lanes adds elements l, l + 32, l + 64 and l + 96 in this order, and lanes are halved (lane
+// l adds lane l + 16, then l + 8, 4, 2, 1). The segments of a part are added in order, and so are the parts.
+#pragma once
+
+#include <cstdint>
+
+#include "specdec/host_device.h"
+
+namespace specdec {
+
+constexpr int kSegment = 128;  // elements
+constexpr int kLanes = 32;     // of a segment
+constexpr int kPart = 64;      // segments of a part
+
+// e^x for x <= 0 to about two units in the last place; exactly 1 at 0, 0 below -87. x = n ln 2 + r with
+// |r| <= ln(2)/2; e^r by a polynomial of degree 7 (Cephes expf).
+SPECDEC_SHARED_FUNCTION float weight_of(float x) {
+  if (!(x >= -87.0f)) return 0.0f;
+  const float magic = 0x1.8p23f;  // adding it leaves round(y) in the low bits
+  const float shifted = x * 0x1.715476p0f + magic;
+  const float n = shifted - magic;
+  // ln 2 in two parts: n times the first is exact.
+  float r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r;
+  p = p + 1.0f;
+  uint32_t bits;
+  __builtin_memcpy(&bits, &shifted, sizeof(bits));
+  bits = (bits - 0x4b400000u + 127u) << 23;  // 2^n, n from -126 on
+  float scale;
+  __builtin_memcpy(&scale, &bits, sizeof(scale));
+  return p * scale;
+}
+
+// A weight, at most 1, in units of 2^-40: integers add up alike in every order.
+SPECDEC_SHARED_FUNCTION uint64_t mass_of(float weight) { return static_cast<uint64_t>(weight * 0x1p40f); }
+
+// The mass that a nucleus has to reach.
+SPECDEC_SHARED_FUNCTION uint64_t mass_goal(uint64_t total, float top_p) {
+  const double goal = static_cast<double>(total) * static_cast<double>(top_p);
+  const uint64_t floor = static_cast<uint64_t>(goal);
+  return static_cast<double>(floor) < goal ? floor + 1 : floor;
+}
+
+// Logits in the order of numbers as unsigned integers; -0 equals 0.
+SPECDEC_SHARED_FUNCTION uint32_t rank_of(float logit) {
+  logit += 0.0f;
+  uint32_t bits;
+  __builtin_memcpy(&bits, &logit, sizeof(bits));
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// What it takes to make an element of a row, and which are kept.
+struct RowScale {
+  float largest = 0.0f;            // the greatest logit
+  float inverse_t = 1.0f;          // 1 / temperature
+  float inverse_sum = 1.0f;        // float32(1 / sum of the weights)
+  float min_weight = 0.0f;         // min_p
+  uint32_t last_rank = 0;          // kept: rank_of greater, or equal and ...
+  int64_t last_token = INT64_MAX;  // ... the token at most this
+
+  SPECDEC_SHARED_FUNCTION float weight(float logit, int64_t token) const {
+    const uint32_t rank = rank_of(logit);
+    if (rank < last_rank || (rank == last_rank && token > last_token)) return 0.0f;
+    const float w = weight_of((logit - largest) * inverse_t);
+    return w >= min_weight ? w : 0.0f;
+  }
+  SPECDEC_SHARED_FUNCTION float probability(float logit, int64_t token) const {
+    return weight(logit, token) * inverse_sum;
+  }
+};
+
+// The first of `count` entries at which their cumulative sum passes `rest`, which then counts from there.
+// Entries without weight are skipped. A level's sums may round apart from its parent's: where the end is
+// reached, the last positive entry is taken, so that a token without weight is never drawn.
+template <typename Entry>
+SPECDEC_SHARED_FUNCTION int descend(const Entry& entry, int count, double& rest) {
+  int last = 0;
+  double sum = 0.0, before_last = 0.0;
+  for (int i = 0; i < count; ++i) {
+    const double e = entry(i);
+    if (!(e > 0.0)) continue;
+    last = i;
+    before_last = sum;
+    sum += e;
+    if (sum > rest) break;
+  }
+  rest -= before_last;
+  return last;
+}
+
+// --- random numbers: specdec/acceptance/rng.py defines them ---
+
+enum class RandomStream : uint32_t {
+  kAccept,  // the test of a sibling at a position, by its rank
+  kSample,  // the token drawn from the target at a position
+  kDraft,   // a drafter's draws, by the position of the round
+  kRound,   // tests of rules that look past the first rejection, by the position of the round and the node
+  kRace,    // a drafter's draws without replacement, by the position of the round, node and token
+};
+
+constexpr int kRaceTokenBits = 21;  // a number of kRace has draw = node * 2^21 + token
+
+SPECDEC_SHARED_FUNCTION void philox_4x32_10(uint32_t (&c)[4], uint32_t k0, uint32_t k1) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = static_cast<uint64_t>(c[0]) * 0xD2511F53u;
+    const uint64_t b = static_cast<uint64_t>(c[2]) * 0xCD9E8D57u;
+    const uint32_t c1 = c[1], c3 = c[3];
+    c[0] = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+    c[1] = static_cast<uint32_t>(b);
+    c[2] = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+    c[3] = static_cast<uint32_t>(a);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+}
+
+// One of the numbers in [0, 1).
+SPECDEC_SHARED_FUNCTION double uniform(uint64_t seed, int64_t position, RandomStream stream, uint64_t draw) {
+  uint32_t c[4] = {static_cast<uint32_t>(draw >> 1), static_cast<uint32_t>(stream),
+                   static_cast<uint32_t>(position),
+                   static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32)};
+  philox_4x32_10(c, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  const int word = draw & 1 ? 2 : 0;
+  const uint64_t bits = static_cast<uint64_t>(c[word + 1]) << 32 | c[word];
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+}  // namespace specdec
