@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.drafters import Proposal, ProposalKind, batch_proposals
 from specdec.tree import MAX_NODES, TokenTree
 
 seeded = settings(deadline=None, derandomize=True)
@@ -181,55 +180,3 @@ def test_drawing() -> None:
     assert repr(TokenTree([])) == "TokenTree, 0 nodes"
     drawn = TokenTree([65, 10]).draw(lambda ids: "".join(map(chr, ids)))
     assert drawn == "TokenTree, 2 nodes\n└─ 0: 'A'\n   └─ 1: '\\n'"
-
-
-def chain(*tokens: int) -> Proposal:
-    return Proposal(TokenTree(tokens), ProposalKind.DETERMINISTIC)
-
-
-def test_batch_of_chains_has_no_parents() -> None:
-    batch = batch_proposals([7, 8, 9], [chain(1, 2), Proposal.empty(), chain(3)])
-    assert batch.parents is None
-    assert batch.tokens.dtype == torch.int64
-    assert batch.lengths.dtype == torch.int32
-    assert batch.tokens.tolist() == [[7, 1, 2], [8, 0, 0], [9, 3, 0]]
-    assert batch.lengths.tolist() == [3, 1, 2]
-
-
-def test_batch_with_a_tree_hangs_all_rows_below_their_root() -> None:
-    tree = Proposal(TokenTree([1, 2, 3], [-1, -1, 1]), ProposalKind.DETERMINISTIC)
-    batch = batch_proposals([7, 8, 9], [chain(4, 5), tree, Proposal.empty()])
-    assert batch.parents is not None
-    assert batch.parents.dtype == torch.int32
-    assert batch.tokens.tolist() == [[7, 4, 5, 0], [8, 1, 2, 3], [9, 0, 0, 0]]
-    assert batch.parents.tolist() == [[-1, 0, 1, -1], [-1, 0, 0, 2], [-1, -1, -1, -1]]
-    assert batch.lengths.tolist() == [3, 4, 1]
-
-
-def test_batch_of_nothing() -> None:
-    batch = batch_proposals([], [])
-    assert batch.tokens.shape == (0, 1)
-    assert batch.lengths.shape == (0,)
-    with pytest.raises(ValueError, match="proposals: got 1, want 2"):
-        batch_proposals([1, 2], [chain(1)])
-
-
-def test_proposal_checks_and_truncates_its_distributions() -> None:
-    tree = TokenTree([1, 2, 3])
-    probs = torch.rand(3, 5)
-    proposal = Proposal(tree, ProposalKind.IID, probs, confidence=2.0)
-    short = proposal.truncate(2)
-    assert short.tree == TokenTree([1, 2])
-    assert short.confidence == 2.0
-    assert short.draft_probs is not None
-    assert torch.equal(short.draft_probs, probs[:2])
-    assert proposal.truncate(3) is proposal
-    assert len(proposal.truncate(0).tree) == 0
-    with pytest.raises(ValueError, match=r"draft_probs: got float32 \[3, 5\], want None for DETERMINISTIC"):
-        Proposal(tree, ProposalKind.DETERMINISTIC, probs)
-    with pytest.raises(ValueError, match=r"draft_probs: got None, want float32 \[3, V\] for IID"):
-        Proposal(tree, ProposalKind.IID)
-    with pytest.raises(ValueError, match=r"got float64 \[3, 5\]"):
-        Proposal(tree, ProposalKind.WITHOUT_REPLACEMENT, probs.double())
-    with pytest.raises(ValueError, match=r"got float32 \[2, 5\]"):
-        Proposal(tree, ProposalKind.IID, probs[:2])

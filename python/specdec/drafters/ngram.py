@@ -59,7 +59,7 @@ class NGramDrafter:
             )
             if tokens:
                 tree = TokenTree.unchecked(tokens, parents)
-                proposals.append(Proposal(tree, ProposalKind.DETERMINISTIC, None, float(match)))
+                proposals.append(Proposal(tree, ProposalKind.DETERMINISTIC, confidence=float(match)))
             else:
                 proposals.append(Proposal.empty())
         return proposals

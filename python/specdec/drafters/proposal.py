@@ -31,30 +31,67 @@ class Proposal:
     Attributes:
         tree: the drafts. The last emitted token, below which the roots hang, is not in it.
         kind: how the tokens came about.
-        draft_probs: float32 [n, V], row i is the distribution from which node i was drawn, after the same
-            logits processing as the target's; None for DETERMINISTIC.
+        draft_probs: float32 [R, V], distributions that nodes were drawn from, after the same logits
+            processing as the target's; None for DETERMINISTIC. The proposals of a round may share one tensor.
+        rows: [n] the row of `draft_probs` that each node was drawn from; None: node i from row i. Siblings of a
+            WITHOUT_REPLACEMENT proposal were all drawn from one row, which still holds the tokens that were
+            taken out of it.
         confidence: the drafter's own hint, larger is surer, on the drafter's own scale (n-grams: the length
             of the match in tokens); None if it has none.
 
     Raises:
-        ValueError: `draft_probs` does not fit `tree` and `kind`.
+        ValueError: `draft_probs` or `rows` does not fit `tree` and `kind`.
+
+    Example: two children of the last token and one grandchild, drawn from two distributions.
+        >>> q = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.4, 0.0]])
+        >>> tree = TokenTree([1, 2, 0], parents=[-1, -1, 0])
+        >>> Proposal(tree, ProposalKind.WITHOUT_REPLACEMENT, q, rows=(0, 0, 1)).truncate(2).rows
+        (0, 0)
     """
 
     tree: TokenTree
     kind: ProposalKind
     draft_probs: Tensor | None = None
+    rows: tuple[int, ...] | None = None
     confidence: float | None = None
 
     def __post_init__(self) -> None:
-        probs = self.draft_probs
+        probs, rows, nodes = self.draft_probs, self.rows, len(self.tree)
         if self.kind is ProposalKind.DETERMINISTIC:
-            if probs is not None:
-                raise ValueError(f"draft_probs: got {_describe(probs)}, want None for {self.kind.name}")
-        elif probs is None or probs.dtype != torch.float32 or probs.ndim != 2 or len(probs) != len(self.tree):
-            got = "None" if probs is None else _describe(probs)
+            if probs is not None or rows is not None:
+                name, got = ("rows", rows) if probs is None else ("draft_probs", _describe(probs))
+                raise ValueError(f"{name}: got {got}, want None for {self.kind.name}")
+            return
+        if probs is None or probs.dtype != torch.float32 or probs.ndim != 2:
+            got = None if probs is None else _describe(probs)
+            raise ValueError(f"draft_probs: got {got}, want float32 [R, V] for {self.kind.name}")
+        if rows is None:
+            if len(probs) != nodes:
+                raise ValueError(
+                    f"draft_probs: got {_describe(probs)}, want [{nodes}, V], a row a node, where rows is None"
+                )
+        elif len(rows) != nodes or (nodes and not 0 <= min(rows) <= max(rows) < len(probs)):
             raise ValueError(
-                f"draft_probs: got {got}, want float32 [{len(self.tree)}, V] for {self.kind.name}"
+                f"rows: got {rows}, want {nodes} numbers, one a node, from 0 to {len(probs) - 1}"
             )
+        if self.kind is ProposalKind.WITHOUT_REPLACEMENT:
+            self._check_siblings(range(nodes) if rows is None else rows)
+
+    def _check_siblings(self, rows: Sequence[int]) -> None:
+        taken: dict[int, tuple[int, set[int]]] = {}  # by parent: row, tokens
+        for node, (token, parent) in enumerate(zip(self.tree.tokens, self.tree.parents, strict=True)):
+            row, tokens = taken.setdefault(parent, (rows[node], set()))
+            if rows[node] != row:
+                raise ValueError(
+                    f"rows: got row {rows[node]} for node {node}, want {row}, that of its siblings, as they were "
+                    "drawn without replacement"
+                )
+            if token in tokens:
+                raise ValueError(
+                    f"tree: got token {token} for node {node} and for a sibling, want another, as they were "
+                    "drawn without replacement"
+                )
+            tokens.add(token)
 
     @staticmethod
     def empty() -> Proposal:
@@ -67,8 +104,12 @@ class Proposal:
             return self
         if nodes == 0:
             return _EMPTY
-        probs = None if self.draft_probs is None else self.draft_probs[:nodes]
-        return Proposal(self.tree.truncate(nodes), self.kind, probs, self.confidence)
+        probs, rows = self.draft_probs, self.rows
+        if rows is not None:
+            rows = rows[:nodes]
+        elif probs is not None:
+            probs = probs[:nodes]
+        return Proposal(self.tree.truncate(nodes), self.kind, probs, rows, self.confidence)
 
 
 def _describe(probs: Tensor) -> str:
@@ -86,11 +127,16 @@ class ProposalBatch:
         tokens: int64 [B, N], N = 1 + the most drafts of a row; 0 beyond a row's length.
         parents: int32 [B, N], -1 for node 0 and beyond a row's length; None where all rows are chains.
         lengths: int32 [B], nodes of each row.
+        draft_probs: float32 [R, V], what the drawn nodes were drawn from; None where nothing was drawn. Without
+            a copy where the proposals of the round share one tensor.
+        draft_rows: int32 [B, N], each node's row of `draft_probs`, 0 where it was not drawn; None like those.
     """
 
     tokens: Tensor
     parents: Tensor | None
     lengths: Tensor
+    draft_probs: Tensor | None = None
+    draft_rows: Tensor | None = None
 
 
 def batch_proposals(root_tokens: Sequence[int], proposals: Sequence[Proposal]) -> ProposalBatch:
@@ -101,7 +147,7 @@ def batch_proposals(root_tokens: Sequence[int], proposals: Sequence[Proposal]) -
         proposals: [B] its drafts.
 
     Raises:
-        ValueError: the two differ in length.
+        ValueError: the two differ in length, or drawn proposals in their vocabulary.
     """
     if len(root_tokens) != len(proposals):
         raise ValueError(f"proposals: got {len(proposals)}, want {len(root_tokens)}, one for each root token")
@@ -118,9 +164,36 @@ def batch_proposals(root_tokens: Sequence[int], proposals: Sequence[Proposal]) -
             for p, length in zip(proposals, lengths, strict=True)
         ]
         parents = torch.from_numpy(np.array(rows, np.int32))
+    draft_probs, draft_rows = _batch_rows(proposals, nodes)
     # numpy reads nested lists about three times as fast as torch.tensor does.
     return ProposalBatch(
         torch.from_numpy(np.array(tokens, np.int64).reshape(len(proposals), nodes)),
         parents,
         torch.from_numpy(np.array(lengths, np.int32)),
+        draft_probs,
+        draft_rows,
     )
+
+
+def _batch_rows(proposals: Sequence[Proposal], nodes: int) -> tuple[Tensor | None, Tensor | None]:
+    """The distributions of all proposals one below the other, each tensor once, and the rows of [B, N] nodes."""
+    first: dict[int, int] = {}  # by tensor: its first row
+    parts: list[Tensor] = []
+    count = 0
+    rows = np.zeros((len(proposals), nodes), np.int32)
+    for row, proposal in zip(rows, proposals, strict=True):
+        probs, drafts = proposal.draft_probs, len(proposal.tree)
+        if probs is None or drafts == 0:
+            continue
+        if id(probs) not in first:
+            first[id(probs)] = count
+            parts.append(probs)
+            count += len(probs)
+        row[1 : 1 + drafts] = range(drafts) if proposal.rows is None else proposal.rows
+        row[1 : 1 + drafts] += first[id(probs)]
+    if not parts:
+        return None, None
+    widths = {p.shape[1] for p in parts}
+    if len(widths) > 1:
+        raise ValueError(f"draft_probs: got vocabularies of {sorted(widths)}, want one for all proposals")
+    return parts[0] if len(parts) == 1 else torch.cat(parts), torch.from_numpy(rows)

@@ -7,15 +7,13 @@ thin wrapper: every check of an argument is in C++. Letters as in `specdec.ops.r
 
 from __future__ import annotations
 
-from operator import index
-
-import torch
 from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
+from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands
 from specdec.ops._load import cpu_isa
-from specdec.ops._operator import code_of, operator, want_tensor, want_type
-from specdec.ops.strategy import resolve, resolve_shapes
+from specdec.ops._operator import code_of, operator, want_tensor
+from specdec.ops.strategy import resolve_shapes
 from specdec.ops.types import Factors, Pending, Prefix
 
 _verify_layer = operator("verify_layer")
@@ -119,24 +117,12 @@ def verify_layer(
     if prefix_mixed is not None and prefix is None:
         raise ValueError("prefix_mixed: got a tensor without prefix, want both or none")
     if pending is not None:
-        want_type("pending", pending, Pending)
-        want_type("pending.factors", pending.factors, Factors)
-        if prefix is not None:
-            raise ValueError(
-                "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
-            )
-        (fk, fu, fg), path, path_lengths = pending
+        earlier = pending_operands(pending, prefix)
         want_tensor("pending_mixed", pending_mixed)
-        earlier = (fk, fu, fg, path, path_lengths, pending_mixed)
-        out, fk, fu, fg = _verify_layer_deferred(*head, *earlier, *tail)
-    elif prefix is not None:
-        want_type("prefix", prefix, Prefix)
-        want_type("prefix.factors", prefix.factors, Factors)
-        want_tensor("prefix.factors.k", prefix.factors.k)  # None would be no prefix to the operator
-        (fk, fu, fg), prefix_parents = prefix
-        out, fk, fu, fg = _verify_layer(*head, fk, fu, fg, prefix_parents, prefix_mixed, *tail)
+        out, fk, fu, fg = _verify_layer_deferred(*head, *earlier, pending_mixed, *tail)
     else:
-        out, fk, fu, fg = _verify_layer(*head, None, None, None, None, None, *tail)
+        earlier_nodes = NO_PREFIX if prefix is None else prefix_operands(prefix)
+        out, fk, fu, fg = _verify_layer(*head, *earlier_nodes, prefix_mixed, *tail)
     return out, Factors(fk, fu, fg)
 
 
@@ -147,9 +133,4 @@ def _exact(mixed: Tensor, state: Tensor, tree: bool, prefix: bool) -> str:
     if mixed.is_cuda:
         return "serial"
     (B, N, _), (_, HV, DV, DK) = mixed.shape, state.shape
-    if torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them
-        B, N, HV, DV, DK = map(index, (B, N, HV, DV, DK))
-        chosen: str = resolve("exact", _ISA, B, N, HV, DK, DV, tree, prefix)
-    else:
-        chosen = resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)
-    return chosen
+    return resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)

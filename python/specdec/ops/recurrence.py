@@ -10,15 +10,13 @@ slots. The recurrence follows from what is given: `g` None, per head or per key 
 
 from __future__ import annotations
 
-from operator import index
-
-import torch
 from torch import Tensor
 
 from specdec._checks import shown
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
+from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands
 from specdec.ops._load import cpu_isa
-from specdec.ops._operator import code_of, operator, want_tensor, want_type
+from specdec.ops._operator import code_of, operator, want_type
 from specdec.ops.strategy import GPU, STRATEGIES, resolve, resolve_shapes
 from specdec.ops.types import Factors, Pending, Prefix
 
@@ -106,32 +104,13 @@ def verify(
         rounding = 1 if gpu and code == _SOLVE else 0
     else:
         rounding = _precision_code(precision, strategy, code, gpu)
+    head = (q, k, v, g, beta, state, slots, parents, lengths)
     if pending is not None:
-        want_type("pending", pending, Pending)
-        want_type("pending.factors", pending.factors, Factors)
-        if prefix is not None:
-            raise ValueError(
-                "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
-            )
-        (fk, fu, fg), path, path_lengths = pending
-        out, fk, fu, fg = _verify_deferred(
-            q, k, v, g, beta, state, slots, parents, lengths,
-            fk, fu, fg, path, path_lengths, scale, qk_l2norm, code, rounding,
-        )  # fmt: skip
-    elif prefix is not None:
-        want_type("prefix", prefix, Prefix)
-        want_type("prefix.factors", prefix.factors, Factors)
-        want_tensor("prefix.factors.k", prefix.factors.k)  # None would be no prefix to the operator
-        (fk, fu, fg), prefix_parents = prefix
-        out, fk, fu, fg = _verify(
-            q, k, v, g, beta, state, slots, parents, lengths,
-            fk, fu, fg, prefix_parents, scale, qk_l2norm, code, rounding,
-        )  # fmt: skip
+        earlier = pending_operands(pending, prefix)
+        out, fk, fu, fg = _verify_deferred(*head, *earlier, scale, qk_l2norm, code, rounding)
     else:
-        out, fk, fu, fg = _verify(
-            q, k, v, g, beta, state, slots, parents, lengths,
-            None, None, None, None, scale, qk_l2norm, code, rounding,
-        )  # fmt: skip
+        nodes = NO_PREFIX if prefix is None else prefix_operands(prefix)
+        out, fk, fu, fg = _verify(*head, *nodes, scale, qk_l2norm, code, rounding)
     return out, Factors(fk, fu, None if g is None else fg)
 
 
@@ -244,9 +223,6 @@ def _strategy_code(strategy: str, q: Tensor, v: Tensor, gpu: bool, *, tree: bool
         isa = GPU if gpu else _ISA
         if not isinstance(q, Tensor) or not isinstance(v, Tensor) or q.dim() != 4 or v.dim() != 4:
             strategy = resolve(strategy, isa, 0, 0, 0, 0, 0, tree, exact)  # the operator refuses q or v
-        elif torch.compiler.is_compiling():  # dynamic shapes: the choice depends on them
-            (B, N, _, DK), (_, _, HV, DV) = (map(index, t.shape) for t in (q, v))
-            strategy = resolve(strategy, isa, B, N, HV, DK, DV, tree, exact)
         else:
             strategy = resolve_shapes(strategy, isa, q.shape, v.shape, tree, exact)
     return _STRATEGY_CODES[strategy]

@@ -22,6 +22,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -152,8 +153,11 @@ def resolve_shapes(
     """`resolve` for the shapes of q [B, N, HK, DK] and v [B, N, HV, DV], remembered.
 
     At one token a call of the operator takes 100 us and has swept the interpreter out of the caches, so that
-    every line of Python before it is felt: this is one look-up.
+    every line of Python before it is felt: this is one look-up. Under torch.compile the choice depends on the
+    sizes, so that dynamic ones become fixed.
     """
+    if torch.compiler.is_compiling():
+        return str(resolve(strategy, isa, *map(index, _sizes(q, v)), tree, prefix))
     try:
         return _resolved(strategy, isa, q, v, tree, prefix)
     except TypeError:  # a strategy that cannot be hashed
