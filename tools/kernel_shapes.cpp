@@ -44,12 +44,6 @@ class Run {
     add(name, data, static_cast<int64_t>(values.size()), simt::Direction::kInput, 1, 0);
     return data;
   }
-  double* uniforms(const char* name, int64_t count) {
-    double* data = reinterpret_cast<double*>(raw(count * 8));
-    for (int64_t i = 0; i < count; ++i) data[i] = 0.5;
-    add(name, data, count, simt::Direction::kInput, 1, 0);
-    return data;
-  }
   template <typename T>
   T* output(const char* name, int64_t count) {
     T* data = reinterpret_cast<T*>(raw(count * static_cast<int64_t>(sizeof(T))));
@@ -440,31 +434,6 @@ void run_accept_greedy(DType dtype, int64_t V, bool listed) {
   run.finish([&](Stream stream) { return accept_greedy(p, space, stream); });
 }
 
-void run_accept_sampled(bool drafted, int64_t V, bool listed) {
-  constexpr int64_t B = 2, N = 2;
-  Run run("accept_sampled", describe(B, N, " V ") + std::to_string(V) + (drafted ? " drawn" : " one-hot"),
-          2.0 * static_cast<double>(B * V), listed);
-  AcceptSampledParams p;
-  add_round(run, p, B, N, V);
-  // The rows that decide, and no others: with drawn drafts the first of each sequence.
-  const auto positive = [](float* x, int64_t count, float floor) {
-    for (int64_t i = 0; i < count; ++i) x[i] = floor + (x[i] + 1.0f) / 2.0f;
-    return x;
-  };
-  const int64_t target_rows = drafted ? 1 : N;
-  p.p_target = positive(run.input("p_target", B * target_rows * V), B * target_rows * V, 0.0f);
-  p.target_stride_b = target_rows * V, p.target_stride_n = V;
-  if (drafted) {
-    float* q = positive(run.input("p_draft", B * V), B * V, 0.5f);
-    for (int64_t b = 0; b < B; ++b) q[b * V] = 1e9f;  // rejected
-    p.p_draft = q, p.draft_stride_b = V, p.draft_stride_n = V;
-    p.accept_uniforms = run.uniforms("accept", B * N);
-  }
-  p.sample_uniforms = run.uniforms("sample", B * N);
-  const Workspace space = run.workspace(accept_sampled_workspace_bytes(p));
-  run.finish([&](Stream stream) { return accept_sampled(p, space, stream); });
-}
-
 }  // namespace
 }  // namespace specdec::cuda
 
@@ -502,10 +471,6 @@ int main() {
   run_accept_greedy(DType::kFloat32, 32768, true);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (const int64_t V : {64, 65}) run_accept_greedy(dtype, V, false);
-  }
-  for (const bool drafted : {true, false}) {
-    run_accept_sampled(drafted, 65536, true);
-    run_accept_sampled(drafted, 65, false);
   }
   std::printf("\n]\n");
   return 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "accept_walk.cuh"
+#include "specdec/sampling_math.h"
 
 namespace specdec::cuda {
 
@@ -16,17 +17,16 @@ struct AcceptGreedyWork {
 };
 
 // A logit and its token as one number: of two the larger is the larger logit, at equal logits the smaller
-// token. NaN is larger than all numbers; -0 equals 0.
+// token. NaN is larger than all numbers.
 SPECDEC_DEVICE uint64_t greedy_key(float x, int64_t token) {
-  x += 0.0f;
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  const uint32_t order = x != x ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
+  return static_cast<uint64_t>(rank_or_nan(x)) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
 }
 
+// -1 where the row has no finite maximum or a NaN.
 SPECDEC_DEVICE int32_t greedy_token(uint64_t key) {
-  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+  return is_finite_rank(static_cast<uint32_t>(key >> 32))
+             ? static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key))
+             : -1;
 }
 
 // The best key of each part of each row.

@@ -22,8 +22,11 @@ inline int64_t walk_shared_bytes(int64_t N) {
   return (N + 3) / 4 * 4 * 3 * static_cast<int64_t>(sizeof(int32_t)) + 16;
 }
 
-// The block decides row b: want(n) is the token that the target puts after node n. Every node walks up to the
-// root by itself, so the time is that of the deepest path.
+// Nothing is right after a row that wants no token.
+SPECDEC_DEVICE bool is_wanted(int64_t token, int32_t wanted) { return wanted >= 0 && token == wanted; }
+
+// The block decides row b: want(n) is the token that the target puts after node n, or -1. Every node walks up
+// to the root by itself, so the time is that of the deepest path.
 template <typename Want>
 SPECDEC_DEVICE void walk(const DraftView& draft, const AcceptedView& accepted, int64_t N, int64_t b,
                          SharedArena shared, const Want& want) {
@@ -40,7 +43,7 @@ SPECDEC_DEVICE void walk(const DraftView& draft, const AcceptedView& accepted, i
   const Global<const int64_t> tokens = Global<const int64_t>(draft.tokens) + b * N;
   for (int n = thread(); n < length; n += kWalkThreads) {
     const int parent = parents.load(n);
-    right.store(n, n == 0 || (parent >= 0 && tokens.load(n) == wanted.load(parent)));
+    right.store(n, n == 0 || (parent >= 0 && is_wanted(tokens.load(n), wanted.load(parent))));
   }
   barrier();
   // The greatest depth, then the lowest index: the largest depth * 2^16 + (2^16 - 1 - node).

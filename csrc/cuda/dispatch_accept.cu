@@ -1,6 +1,5 @@
 // Which instances of acceptance exist, and which launches a call takes.
 #include "accept_greedy.cuh"
-#include "accept_sampled.cuh"
 #include "ops.h"
 
 namespace specdec::cuda {
@@ -26,13 +25,6 @@ Status run_greedy(const AcceptGreedyWork& work, bool vector, Stream stream) {
   return status == Status::kOk ? launch<GreedyWalk>(work, stream) : status;
 }
 
-template <bool kDrafted, bool kVector>
-Status run_sampled(const AcceptSampledWork& work, Stream stream) {
-  Status status = launch<SampledSums<kDrafted, kVector>>(work, stream);
-  if (status == Status::kOk) status = launch<SampledDraw<kDrafted, kVector>>(work, stream);
-  return status == Status::kOk && !kDrafted ? launch<SampledWalk>(work, stream) : status;
-}
-
 }  // namespace
 
 int64_t accept_greedy_workspace_bytes(const AcceptGreedyParams& p) {
@@ -54,29 +46,6 @@ Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream st
       return run_greedy<half>(work, vector, stream);
   }
   return Status::kUnsupported;
-}
-
-int64_t accept_sampled_workspace_bytes(const AcceptSampledParams& p) {
-  const AcceptSampledWork work{p};
-  const int64_t sums = work.rows() * work.parts() * 2 * static_cast<int64_t>(sizeof(double));
-  return sums + (p.p_draft == nullptr ? p.B * p.N * static_cast<int64_t>(sizeof(int32_t)) : 0);
-}
-
-Status accept_sampled(const AcceptSampledParams& p, Workspace workspace, Stream stream) {
-  const Status status = check(p.B, p.N, p.V, p.accepted);
-  if (status != Status::kOk) return status;
-  if (p.p_draft != nullptr && p.draft.parents != nullptr)
-    return Status::kUnsupported;  // drawn siblings: no rule yet
-  if (workspace.bytes < accept_sampled_workspace_bytes(p)) return Status::kInvalidArgument;
-  AcceptSampledWork work{p, static_cast<double*>(workspace.data)};
-  work.draws = reinterpret_cast<int32_t*>(work.sums + work.rows() * work.parts() * 2);
-  const bool vector = aligned(p.p_target, 4, p.V, p.target_stride_b, p.target_stride_n);
-  if (p.p_draft == nullptr) {
-    return vector ? run_sampled<false, true>(work, stream) : run_sampled<false, false>(work, stream);
-  }
-  return vector && aligned(p.p_draft, 4, p.V, p.draft_stride_b, p.draft_stride_n)
-             ? run_sampled<true, true>(work, stream)
-             : run_sampled<true, false>(work, stream);
 }
 
 }  // namespace specdec::cuda

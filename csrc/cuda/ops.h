@@ -49,7 +49,5 @@ Status conv_commit(const ConvCommitParams& p, Stream stream);
 
 int64_t accept_greedy_workspace_bytes(const AcceptGreedyParams& p);
 Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream stream);
-int64_t accept_sampled_workspace_bytes(const AcceptSampledParams& p);
-Status accept_sampled(const AcceptSampledParams& p, Workspace workspace, Stream stream);
 
 }  // namespace specdec::cuda

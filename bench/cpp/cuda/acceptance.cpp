@@ -1,6 +1,4 @@
-// accept_greedy and accept_sampled of chains over a vocabulary of 151936 tokens.
-#include <algorithm>
-#include <cmath>
+// accept_greedy of chains over a vocabulary of 151936 tokens.
 #include <vector>
 
 #include "../../../csrc/cuda/ops.h"
@@ -99,48 +97,6 @@ Result greedy(int64_t B, int64_t N) {
   return {replay(call, r.sets), static_cast<double>(B * N * r.row)};
 }
 
-Result sampled(int64_t B, int64_t N) {
-  Rounds r(B, N, DType::kFloat32, 2, 1.0);  // p and q in [0, 2): weights need not sum to one
-  if (r.sets <= 0) return {{-1.0, kTooSmall}};
-  r.tokens = upload(std::vector<int64_t>(static_cast<size_t>(B * N), 5));
-  // The first draft is rejected wherever q(5) > 0, so that a token of [p - q]+ follows.
-  const DeviceMemory accept = upload(std::vector<double>(static_cast<size_t>(B * N), 1e9));
-  const DeviceMemory sample = upload(std::vector<double>(static_cast<size_t>(B * N), 0.5));
-  const auto params = [&](int64_t set) {
-    AcceptSampledParams p;
-    r.describe(p);
-    p.p_target =
-        reinterpret_cast<const float*>(static_cast<const char*>(r.rows[0].data()) + set * B * N * r.row);
-    p.p_draft =
-        reinterpret_cast<const float*>(static_cast<const char*>(r.rows[1].data()) + set * B * N * r.row);
-    p.target_stride_b = p.draft_stride_b = N * kVocabulary,
-    p.target_stride_n = p.draft_stride_n = kVocabulary;
-    p.accept_uniforms = static_cast<const double*>(accept.data());
-    p.sample_uniforms = static_cast<const double*>(sample.data());
-    return p;
-  };
-  const int64_t bytes = cuda::accept_sampled_workspace_bytes(params(0));
-  r.space = DeviceMemory(static_cast<size_t>(bytes));
-  const auto call = [&](int64_t set, cudaStream_t s) {
-    return cuda::accept_sampled(params(set), {r.space.data(), bytes}, s);
-  };
-  if (call(0, stream()) != Status::kOk) return {{-1.0, "the CUDA backend refuses the shape"}};
-  const int64_t token = download<int64_t>(r.next).back();
-  // The last sequence's token is where the cumulative sum passes half of the whole, up to rounding.
-  const auto p = r.last(r.rows[0], 0), q = r.last(r.rows[1], 0);
-  double sum = 0.0, before = 0.0;
-  for (int64_t i = 0; i < kVocabulary; ++i) {
-    const double weight = std::max(0.0, static_cast<double>(test::widen(p.data(), DType::kFloat32, i)) -
-                                            test::widen(q.data(), DType::kFloat32, i));
-    if (i < token) before += weight;
-    sum += weight;
-  }
-  if (download<int32_t>(r.lengths).back() != 1 || token < 0 || !(std::abs(before - 0.5 * sum) <= 2.0)) {
-    return {{-1.0, "the accepted path or the next token is wrong"}};
-  }
-  return {replay(call, r.sets), static_cast<double>(2 * B * r.row)};
-}
-
 }  // namespace
 
 void add_acceptance() {
@@ -148,7 +104,6 @@ void add_acceptance() {
     for (const int64_t N : {1, 8, 32}) {
       const std::string shape = "/B:" + std::to_string(B) + "/N:" + std::to_string(N);
       add("accept_greedy" + shape, [=] { return greedy(B, N); });
-      if (N > 1) add("accept_sampled" + shape, [=] { return sampled(B, N); });
     }
   }
 }

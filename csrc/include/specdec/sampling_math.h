@@ -70,6 +70,15 @@ SPECDEC_SHARED_FUNCTION uint32_t rank_of(float logit) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+// Above that of every number, which NaN's bits are not.
+constexpr uint32_t kRankOfNaN = 0xffffffffu;
+SPECDEC_SHARED_FUNCTION uint32_t rank_or_nan(float logit) {
+  return logit != logit ? kRankOfNaN : rank_of(logit);
+}
+SPECDEC_SHARED_FUNCTION bool is_finite_rank(uint32_t rank) {
+  return rank > rank_of(-__builtin_inff()) && rank < rank_of(__builtin_inff());
+}
+
 // What it takes to make an element of a row, and which are kept.
 struct RowScale {
   float largest = 0.0f;            // the greatest logit

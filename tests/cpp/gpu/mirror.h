@@ -254,17 +254,4 @@ inline Status call(AcceptGreedyParams p) {
   return status;
 }
 
-inline Status call(AcceptSampledParams p) {
-  Mirror m;
-  m.in(p.p_target, extent(p.B, p.N, 1, p.V, {p.target_stride_b, p.target_stride_n, 0}) * 4);
-  m.in(p.p_draft, extent(p.B, p.N - 1, 1, p.V, {p.draft_stride_b, p.draft_stride_n, 0}) * 4);
-  m.in(p.accept_uniforms, p.B * p.N * 8);
-  m.in(p.sample_uniforms, p.B * p.N * 8);
-  mirror_round(m, p.draft, p.accepted, p.B, p.N);
-  const int64_t bytes = cuda::accept_sampled_workspace_bytes(p);
-  const Status status = cuda::accept_sampled(p, {m.scratch(bytes, 0xff), bytes}, nullptr);
-  m.finish();
-  return status;
-}
-
 }  // namespace specdec::gpu
