@@ -15,8 +15,8 @@ import specdec.acceptance.greedy
 import specdec.acceptance.speculative
 from lossless.toys import Kind, Proposal, Tree
 from specdec.acceptance import (
-    PenaltyHistory,
     SamplingParams,
+    TokenHistory,
     accept_chain,
     accept_greedy,
     accept_sampled,
@@ -141,7 +141,7 @@ def decode(
 ) -> list[int]:
     """A loop over rounds; `propose(text)` returns (parents, tokens) of the drafts."""
     text = list(prompt)
-    history = PenaltyHistory(VOCAB, prompt)
+    history = TokenHistory(VOCAB, prompt)
     while len(text) < len(prompt) + count:
         parents, drafts = propose(text)
         above = [-1, *(j + 1 for j in parents)]
@@ -153,7 +153,7 @@ def decode(
         assert path == path_to(path[-1], above)  # root to node
         new = [*(nodes[j] for j in path[1:]), x]
         for token in new:
-            row = process_logits(model(text), params, PenaltyHistory(VOCAB, text).seen)
+            row = process_logits(model(text), params, TokenHistory(VOCAB, prompt, text[len(prompt) :]))
             assert row[token] > 0  # in the target's support
             text.append(token)
         history.extend(new)
@@ -184,7 +184,7 @@ def test_chain_rounds_stay_in_the_support_and_repeat_in_any_order(
     g = torch.Generator().manual_seed(case)
     rounds = []
     for b in range(4):
-        history = PenaltyHistory(VOCAB, [0, b])
+        history = TokenHistory(VOCAB, [0, b])
         logits, draft_logits = 2 * torch.randn(2, n + 1, VOCAB, generator=g)
         drafts: list[int] = []
         rows = []

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from specdec._checks import shown
 from specdec._host import MAX_SERIAL_NODES
-from specdec.acceptance import PenaltyHistory, accept_greedy, accept_sampled, resolve_seed
-from specdec.acceptance.sampling import SamplingParams
+from specdec.acceptance import TokenHistory, accept_greedy, accept_sampled, resolve_seed
+from specdec.acceptance.params import SamplingParams
 from specdec.budget import DraftBudget
 from specdec.cache import DecodingCache, Round
 from specdec.drafters.base import Drafter, DraftRequest
@@ -180,8 +180,8 @@ class Loop:
             index, request = waiting.popleft()
             result = results[index]
             result.seed = resolve_seed(request.sampling.seed)
-            penalised = request.sampling.penalised
-            history = PenaltyHistory(self.model.vocab_size, request.prompt) if penalised else None
+            contextual = request.sampling.contextual
+            history = TokenHistory(self.model.vocab_size, request.prompt) if contextual else None
             stop = request.stop() if request.stop is not None else None
             eos = frozenset() if request.ignore_eos else self.model.eos_token_ids
             # Last, because what is above may raise: from here on leaving frees the slot.
@@ -430,4 +430,4 @@ def _check_finite(largest_logit: float) -> None:
 
 
 def _plain_greedy(sampling: SamplingParams) -> bool:
-    return sampling.greedy and not sampling.penalised
+    return sampling.greedy and not sampling.edited

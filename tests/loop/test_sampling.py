@@ -12,7 +12,7 @@ import torch
 from loop.drafters import RandomTreeDrafter
 from loop.models import random_model
 from lossless.statistics import ALPHA, chi_square
-from specdec.acceptance import PenaltyHistory, SamplingParams, process_logits
+from specdec.acceptance import SamplingParams, TokenHistory, process_logits
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -32,10 +32,10 @@ def exact_law(model: GatedDeltaNetForCausalLM, length: int, params: SamplingPara
     law = np.zeros((VOCAB,) * length)
     cache = model.new_cache(1)
     for text in itertools.product(range(VOCAB), repeat=length):
-        probability, history = 1.0, PenaltyHistory(VOCAB, PROMPT)
+        probability, history = 1.0, TokenHistory(VOCAB, PROMPT)
         for i, token in enumerate(text):
             logits = model.prefill([[*PROMPT, *text[:i]]], cache=cache, slots=[0])[0]
-            probability *= float(process_logits(logits.double(), params, history.seen)[token])
+            probability *= float(process_logits(logits.double(), params, history)[token])
             history.extend([token])
         law[text] = probability
     return law

@@ -1,14 +1,11 @@
 """Acceptance: which drafts are kept and which token follows, greedily or by exact speculative sampling."""
 
+from specdec.acceptance.editing import SequenceRows, edit_logits
 from specdec.acceptance.greedy import accept_greedy
+from specdec.acceptance.history import TokenHistory
+from specdec.acceptance.params import SamplingParams
+from specdec.acceptance.processing import greedy_tokens, process_logits
 from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
-from specdec.acceptance.sampling import (
-    PenaltyHistory,
-    SamplingParams,
-    greedy_tokens,
-    penalise,
-    process_logits,
-)
 from specdec.acceptance.speculative import (
     Accepted,
     Decisions,
@@ -21,17 +18,18 @@ from specdec.acceptance.speculative import (
 __all__ = [
     "Accepted",
     "Decisions",
-    "PenaltyHistory",
     "ProposalLike",
     "SamplingParams",
+    "SequenceRows",
     "Stream",
+    "TokenHistory",
     "accept_chain",
     "accept_greedy",
     "accept_sampled",
     "categorical",
     "decide_round",
+    "edit_logits",
     "greedy_tokens",
-    "penalise",
     "process_logits",
     "resolve_seed",
     "uniform",

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.acceptance.history import TokenHistory
+from specdec.acceptance.params import SamplingParams
+from specdec.acceptance.processing import process_logits
 from specdec.acceptance.rng import Stream, categorical, uniform
-from specdec.acceptance.sampling import PenaltyHistory, SamplingParams, process_logits
 
 _Row = NDArray[np.floating]
 
@@ -203,7 +205,7 @@ def accept_sampled(
     tokens: Sequence[int],
     proposal: ProposalLike | None,
     params: SamplingParams,
-    history: PenaltyHistory | None,
+    history: TokenHistory | None,
     seed: int,
     position: int,
 ) -> Accepted:
@@ -232,7 +234,7 @@ def decide_round(
     tokens: Sequence[int],
     proposal: ProposalLike | None,
     params: SamplingParams,
-    history: PenaltyHistory | None,
+    history: TokenHistory | None,
     decide: Decisions,
 ) -> Accepted:
     """`accept_sampled` with the random outcomes left to `decide`."""
@@ -275,11 +277,11 @@ class _Rows:
         tokens: Sequence[int],
         parents: Sequence[int],
         params: SamplingParams,
-        history: PenaltyHistory | None,
+        history: TokenHistory | None,
     ) -> None:
         self._logits, self._tokens, self._parents = logits, tokens, parents
         self._params, self._history = params, history
-        alone = params.penalised or params.filtered
+        alone = params.contextual or params.filtered
         self._height = 1 if alone else max(1, _BLOCK // logits.shape[1])
         self._blocks: dict[int, _Row] = {}
 
@@ -288,18 +290,18 @@ class _Rows:
         start = node - node % self._height
         if start not in self._blocks:
             logits = self._logits[start : start + self._height]
-            self._blocks[start] = process_logits(logits, self._params, self._seen(node)).numpy()
+            self._blocks[start] = process_logits(logits, self._params, self._before(node)).numpy()
         row: _Row = self._blocks[start][node - start]
         return row
 
-    def _seen(self, node: int) -> Tensor | None:
-        if not self._params.penalised or self._history is None:
-            return None
+    def _before(self, node: int) -> TokenHistory | None:
+        if not self._params.contextual or self._history is None:
+            return self._history
         path = []
         while node > 0:  # the root token is in the history
             path.append(self._tokens[node])
             node = self._parents[node]
-        return self._history.with_path(path)
+        return self._history.with_path(path[::-1])
 
 
 def _check_drafts(drafts: Sequence[int], vocab: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.acceptance.sampling import SamplingParams
+from specdec.acceptance.params import SamplingParams
 from specdec.drafters.proposal import Proposal
 
 GREEDY = SamplingParams()

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.acceptance import PenaltyHistory, categorical, process_logits, uniform
+from specdec.acceptance import TokenHistory, categorical, greedy_tokens, process_logits, uniform
+from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.rng import Stream
-from specdec.acceptance.sampling import SamplingParams, greedy_tokens
 from specdec.cache import Steps
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalKind
@@ -39,7 +39,7 @@ class _Slot:
         roots: emitted tokens at the start of that row, the unseen ones when it began.
         fed: draft tokens of that round that the drafter has run (all but the last one proposed).
         committed: nodes of its row to commit, once the target has decided.
-        history: what the repetition penalty counts; None where there is none.
+        history: what penalties count and the callback gets; None without them.
     """
 
     prompt: Sequence[int]
@@ -48,7 +48,7 @@ class _Slot:
     roots: int = 0
     fed: int = 0
     committed: list[int] = field(default_factory=list)
-    history: PenaltyHistory | None = None
+    history: TokenHistory | None = None
 
 
 class ModelDrafter:
@@ -164,8 +164,8 @@ class ModelDrafter:
         tokens = torch.tensor([[*s.unseen, *[0] * (width - len(s.unseen))] for s in states])  # [B, width]
         for row, (state, request) in enumerate(zip(states, rows, strict=True)):
             state.row, state.roots, state.fed = row, len(state.unseen), 0
-            if request.sampling.penalised and state.history is None:
-                state.history = PenaltyHistory(self.model.vocab_size, [*state.prompt, *request.emitted])
+            if request.sampling.contextual and state.history is None:
+                state.history = TokenHistory(self.model.vocab_size, state.prompt, request.emitted)
         self._steps = Steps()
         logits, round = self.model.forward(tokens, cache=self._cache, slots=slots, lengths=lengths)
         self._steps.extend(round)
@@ -205,11 +205,11 @@ class ModelDrafter:
     ) -> None:
         """Appends the next draft token of one row, and for a sampled one the row it was drawn from."""
         sampling: SamplingParams = request.sampling
-        seen = state.history.with_path(chain) if sampling.penalised and state.history is not None else None
+        before = state.history.with_path(chain) if state.history is not None else None
         if sampling.greedy:
-            chain.append(int(greedy_tokens(logits, sampling, seen)))
+            chain.append(int(greedy_tokens(logits, sampling, before)))
             return
-        q = process_logits(logits, sampling, seen)
+        q = process_logits(logits, sampling, before)
         u = uniform(request.seed, request.position + len(chain), Stream.DRAFT)
         chain.append(categorical(np.asarray(q), u))
         probs.append(q)
