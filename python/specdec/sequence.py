@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.acceptance import TokenHistory
+from specdec.budget import SequenceBudget
 from specdec.drafters.proposal import Proposal
 from specdec.generation import FinishReason, Request, Result, StopCondition
 
@@ -34,6 +35,7 @@ class ActiveSequence:
     stop: StopCondition | None
     eos: frozenset[int]
     shadow: Proposal | None = None
+    budget: SequenceBudget | None = None
 
     @property
     def root(self) -> int:

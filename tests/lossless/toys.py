@@ -51,6 +51,7 @@ class Proposal:
     tree: Tree
     kind: Kind
     draft_probs: torch.Tensor | None = None
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass

@@ -126,31 +126,35 @@ class AcceptanceWalk {
   // Traversal verification (arXiv 2505.12398), on a chain block verification (arXiv 2403.10444): a leaf is
   // accepted with the clipped joint ratio of its path, its chance. A rejected one leaves at its parent
   // max(chance p - q, 0), of sum S, and the chance S / (S + 1 - chance); then the next child is tried, or the
-  // parent, which has become a leaf. The root token is always accepted.
+  // parent, which has become a leaf. The root token is always accepted. Nothing below a chance of zero (a
+  // path outside the target's support) can be accepted, and no row is made there.
   SPECDEC_SHARED_FUNCTION Outcome traversal() {
     int node = 0, depth = 0;
     rows_.keep(0, 1.0, 1.0);
     for (;;) {
-      if (!rows_.open(node)) return {node, -1};
       const double chance = rows_.chance(node), left = rows_.left(node);
-      const int child = rows_.next_child(node);
-      if (child >= 0) {
-        const double q = draft_scale(child) * rows_.q(child);
-        const double p = left > 0.0 ? chance / left * rows_.p(node, rows_.token(child)) : 0.0;
-        rows_.keep(child, !(q > 0.0) ? 0.0 : p < q ? p / q : 1.0, 1.0);
-        node = child;
-        ++depth;
-      } else if (node == 0 || uniform(seed_, position_, RandomStream::kRound, node) < chance) {
-        return {node, emit(node, depth, left)};
-      } else {
-        const int parent = rows_.parent(node);
-        const double before = rows_.chance(parent), sum = rows_.left(parent);
-        rows_.reject(node, sum > 0.0 ? before / sum : 0.0, draft_scale(node));
-        const double rest = rows_.sum(parent);
-        rows_.keep(parent, rest > 0.0 ? rest / (rest + 1.0 - before) : 0.0, rest);
-        node = parent;
-        --depth;
+      if (node == 0 || chance > 0.0) {
+        if (!rows_.open(node)) return {node, -1};
+        const int child = rows_.next_child(node);
+        if (child >= 0) {
+          const double q = draft_scale(child) * rows_.q(child);
+          const double p = left > 0.0 ? chance / left * rows_.p(node, rows_.token(child)) : 0.0;
+          rows_.keep(child, !(q > 0.0) ? 0.0 : p < q ? p / q : 1.0, 1.0);
+          node = child;
+          ++depth;
+          continue;
+        }
+        if (node == 0 || uniform(seed_, position_, RandomStream::kRound, node) < chance) {
+          return {node, emit(node, depth, left)};
+        }
       }
+      const int parent = rows_.parent(node);
+      const double before = rows_.chance(parent), sum = rows_.left(parent);
+      rows_.reject(node, sum > 0.0 ? before / sum : 0.0, draft_scale(node));
+      const double rest = rows_.sum(parent);
+      rows_.keep(parent, rest > 0.0 ? rest / (rest + 1.0 - before) : 0.0, rest);
+      node = parent;
+      --depth;
     }
   }
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from specdec.acceptance.params import SamplingParams
 from specdec.drafters.proposal import Proposal
+from specdec.models.base import CausalLM
 
 GREEDY = SamplingParams()
 
@@ -48,7 +49,9 @@ class Drafter(Protocol):
 
     @property
     def free_proposals(self) -> bool:
-        """Whether a proposal of any length costs next to nothing against a decode step of the target."""
+        """Whether a proposal of any length costs next to nothing against a decode step of the target; False
+        where the drafter is a `CostlyDrafter`.
+        """
 
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
         """A sequence with this prompt was admitted into the slot, and its prompt was prefilled."""
@@ -68,3 +71,13 @@ class Drafter(Protocol):
 
     def end(self, slot: int) -> None:
         """The sequence left the slot. Also called where `begin` was not reached, and then does nothing."""
+
+
+class CostlyDrafter(Drafter, Protocol):
+    """A drafter whose proposals cost time, so that it pays to ask for shorter ones."""
+
+    def levels(self, max_nodes: int) -> Sequence[int]:
+        """Nodes of a proposal that is 1, 2, ... tokens deep, as far as `max_nodes` go."""
+
+    def step_cost(self, target: CausalLM) -> float:
+        """What drafting one level costs, as a part of a decode step of the target; a constant, not a time."""

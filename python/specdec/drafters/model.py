@@ -21,6 +21,7 @@ from specdec.acceptance.rng import Stream
 from specdec.cache import Steps
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalKind
+from specdec.drafters.shape import TreeShape
 from specdec.models.base import CausalLM
 from specdec.tree import TokenTree
 
@@ -68,6 +69,14 @@ class ModelDrafter:
         self._cache = model.new_cache(slots)
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
+
+    def levels(self, max_nodes: int) -> Sequence[int]:
+        """Nodes of a proposal that is 1, 2, ... tokens deep."""
+        return TreeShape().levels(max_nodes)
+
+    def step_cost(self, target: CausalLM) -> float:
+        """The drafter's weights over the target's: a small batch takes as long as reading them."""
+        return self.model.num_parameters / target.num_parameters
 
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
         """Prefills the drafter's own state with the prompt.
