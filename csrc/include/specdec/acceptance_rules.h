@@ -127,14 +127,15 @@ class AcceptanceWalk {
   // Traversal verification (arXiv 2505.12398), on a chain block verification (arXiv 2403.10444): a leaf is
   // accepted with the clipped joint ratio of its path, its chance. A rejected one leaves at its parent
   // max(chance p - q, 0), of sum S, and the chance S / (S + 1 - chance); then the next child is tried, or the
-  // parent, which has become a leaf. The root token is always accepted. A leaf's own row is wanted only once
-  // it is accepted.
+  // parent, which has become a leaf. The root token is always accepted. Nothing below a chance of zero (a
+  // path outside the target's support) can be accepted, and no row is made there, nor of a leaf before it is
+  // accepted.
   SPECDEC_SHARED_MEMBER Outcome traversal() {
     int node = 0, depth = 0;
     rows_.keep(0, 1.0, 1.0);
     for (;;) {
-      const int child = rows_.next_child(node);
       const double chance = rows_.chance(node);
+      const int child = node == 0 || chance > 0.0 ? rows_.next_child(node) : -1;
       if (child < 0 && node != 0 && !(uniform(seed_, position_, RandomStream::kRound, node) < chance)) {
         const int parent = rows_.parent(node);
         const double before = rows_.chance(parent), sum = rows_.left(parent);

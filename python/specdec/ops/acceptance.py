@@ -29,8 +29,8 @@ _draw_tokens = operator("draw_tokens")
 class AcceptRule(IntEnum):
     """How sampled acceptance decides a sequence; the numbers are those of the C++ `AcceptRule`.
 
-    The proposal decides which of them are exact: drafts that were not drawn at random want FOLLOW; siblings
-    drawn independently RECURSIVE, K_SEQ or TRAVERSAL; siblings drawn without replacement one of the other two.
+    The proposal decides which of them are exact: drafts that were not drawn at random want FOLLOW, siblings
+    drawn independently RECURSIVE, K_SEQ or TRAVERSAL, siblings drawn without replacement one of the others.
     """
 
     FOLLOW = 0
@@ -59,9 +59,9 @@ class Accepted(NamedTuple):
 def accept_greedy(
     logits: Tensor, tokens: Tensor, parents: Tensor | None = None, lengths: Tensor | None = None
 ) -> Accepted:
-    """Greedy acceptance: a drafted token is right if it is the argmax at its parent, ties to the smaller token.
+    """Greedy acceptance: a drafted token is right if it is the argmax at its parent.
 
-    Only rows at the end of a right path are looked at. Of several accepted nodes of the greatest depth, which
+    Ties go to the smaller token. Only rows at the end of a right path are looked at. Of several accepted nodes of the greatest depth, which
     siblings with one token give, the one of lowest index is taken.
 
     Args:
@@ -69,8 +69,8 @@ def accept_greedy(
             free, the last dimension is contiguous.
         tokens: int64 `[B, N]`, the token of each node; node 0 is the root token, emitted before.
         parents: int32 `[B, N]`, an earlier node, and -1 for node 0 alone; None for chains.
-        lengths: int32 `[B]`, valid nodes of each row, 0 for an absent row; None for all N. What lies beyond is
-            not read.
+        lengths: int32 `[B]`, valid nodes of each row, 0 for an absent row; None for all N. What lies beyond
+            is not read.
 
     Returns:
         `Accepted`.
@@ -152,9 +152,9 @@ def sampling_probs(
 ) -> Tensor:
     """The rows of probabilities that acceptance makes of these logits, bit for bit.
 
-    Kept are, in this order: the `top_k` largest logits; the fewest of those, largest first, whose mass reaches
-    `top_p` of theirs; those whose probability is at least `min_p` times the largest one's. Equal logits are
-    ranked by token, the smaller first.
+    Kept are, in this order: the `top_k` largest logits; the fewest of those, largest first, whose mass
+    reaches `top_p` of theirs; those whose probability is at least `min_p` times the largest one's. Equal
+    logits are ranked by token, the smaller first.
 
     Args:
         logits: `[R, V]` float32, bfloat16 or float16; the row stride is free, the last dimension contiguous.
@@ -183,9 +183,10 @@ def draw_tokens(
 ) -> Tensor:
     """Draws `count` tokens of each row for a drafter.
 
-    Independent draws invert the row's cumulative sum at numbers of the DRAFT stream. Without replacement token
-    x arrives at `-ln(1 - u) / p(x)` with a number of the RACE stream and the earliest are taken, in their
-    order: the law of drawing one by one from what remains (Gumbel top-k; Kool et al., 2019, arXiv:1903.06059).
+    Independent draws invert the row's cumulative sum at numbers of the DRAFT stream. Without replacement
+    token x arrives at `-ln(1 - u) / p(x)` with a number of the RACE stream and the earliest are taken, in
+    their order: the law of drawing one by one from what remains (Gumbel top-k; Kool et al., 2019,
+    arXiv:1903.06059).
 
     Args:
         probs: float32 `[R, V]`, non-negative; they need not sum to one. The row stride is free, the last
