@@ -61,8 +61,8 @@ def accept_greedy(
 ) -> Accepted:
     """Greedy acceptance: a drafted token is right if it is the argmax at its parent.
 
-    Ties go to the smaller token. Only rows at the end of a right path are looked at. Of several accepted nodes of the greatest depth, which
-    siblings with one token give, the one of lowest index is taken.
+    Ties go to the smaller token. Only rows at the end of a right path are looked at. Of several accepted
+    nodes of the greatest depth, which siblings with one token give, the one of lowest index is taken.
 
     Args:
         logits: `[B, N, V]` float32, bfloat16 or float16, the target's after each node; strides of B and N are
