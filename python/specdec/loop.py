@@ -331,7 +331,7 @@ class Loop:
                 s.request.sampling,
                 s.result.seed,
                 s.position,
-                s.result.tokens,
+                s.history,
             )
             for s, deep in zip(active, depths, strict=True)
         ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.params import SamplingParams
 from specdec.drafters.proposal import Proposal
 from specdec.models.base import CausalLM
@@ -22,9 +23,10 @@ class DraftRequest:
         max_nodes: most nodes of the proposal; 0 asks for none.
         max_depth: most nodes of a path.
         sampling: how the target chooses; a drafter that draws processes its logits in the same way.
-        seed: the sequence's seed. A draft for position p draws from the DRAFT stream at p.
-        position: index in the sequence, prompt included, of the first token to draft.
-        emitted: all tokens emitted so far. Not to be kept: it grows.
+        seed: the sequence's seed.
+        position: index in the sequence, prompt included, of the first token to draft. All draws of the round
+            take numbers of this position, told apart by the node.
+        history: the sequence's tokens, where its sampling depends on them (`contextual`). It grows.
     """
 
     slot: int
@@ -33,7 +35,7 @@ class DraftRequest:
     sampling: SamplingParams = GREEDY
     seed: int = 0
     position: int = 0
-    emitted: Sequence[int] = ()
+    history: TokenHistory | None = None
 
 
 class Drafter(Protocol):
