@@ -10,11 +10,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from specdec import _interim as ops
+from specdec import ops
 from specdec.acceptance import SequenceRows, Typical, accept_sampled, edit_logits, rule_for
 from specdec.acceptance.rules import AcceptRule
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind
 from specdec.sequence import ActiveSequence
+
+_TINY = torch.finfo(torch.float32).tiny  # a top-p that is less would be 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class BatchSettings:
             all(p.greedy for p in params),
             torch.tensor([p.temperature for p in params], dtype=torch.float32),
             torch.tensor([min(p.top_k, 2**31 - 1) for p in params], dtype=torch.int32),
-            torch.tensor([p.top_p for p in params], dtype=torch.float32),
+            torch.tensor([max(p.top_p, _TINY) for p in params], dtype=torch.float32),
             torch.tensor([p.min_p for p in params], dtype=torch.float32),
             torch.tensor([(s.result.seed + 2**63) % 2**64 - 2**63 for s in sequences], dtype=torch.int64),
         )
