@@ -41,8 +41,13 @@ PARAMS = {
     "top-k": SamplingParams(temperature=1.2, top_k=2),
     "top-p": SamplingParams(temperature=1.0, top_p=0.8),
     "min-p": SamplingParams(temperature=1.0, min_p=0.2),
-    "penalty": SamplingParams(temperature=1.0, repetition_penalty=1.7),
-    "all": SamplingParams(temperature=1.3, top_k=3, top_p=0.95, min_p=0.05, repetition_penalty=0.6),
+    "penalties": SamplingParams(
+        temperature=1.0, repetition_penalty=1.7, presence_penalty=0.5, frequency_penalty=-0.4
+    ),
+    "masks": SamplingParams(temperature=1.0, logit_bias={0: 1.0, 2: -0.5}, banned_tokens=[1]),
+    "all": SamplingParams(
+        temperature=1.3, top_k=3, top_p=0.95, min_p=0.05, repetition_penalty=0.6, logit_bias={0: 0.7}
+    ),
     "greedy": SamplingParams(repetition_penalty=1.5),
 }
 TREES = {
@@ -98,7 +103,7 @@ def fixed_tokens(tree: str, seed: int, repeats: bool, vocab: int = 4) -> Any:
 @pytest.mark.parametrize("rule", DRAWN)
 @pytest.mark.parametrize("name", PARAMS)
 def test_law_of_drawn_trees(name: str, rule: str, tree: str) -> None:
-    toy = Toy.random(20, PARAMS[name], vocab=3 if PARAMS[name].penalised else 4)
+    toy = Toy.random(20, PARAMS[name], vocab=3 if PARAMS[name].contextual else 4)
     assert error(drawn(toy, rule, tree), toy) <= EXACT
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from specdec._checks import check_integer, is_integer, shown
-from specdec.acceptance.sampling import SamplingParams
+from specdec.acceptance.params import SamplingParams
 
 FinishReason = Literal["eos", "stop", "length", "cancelled"]
 

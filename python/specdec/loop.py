@@ -17,19 +17,19 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from time import perf_counter
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from specdec._checks import shown
 from specdec._host import MAX_SERIAL_NODES
-from specdec.acceptance import PenaltyHistory, accept_greedy, accept_sampled, resolve_seed
-from specdec.acceptance.sampling import SamplingParams
-from specdec.budget import DraftBudget
+from specdec.acceptance import TokenHistory, accept_greedy, accept_sampled, resolve_seed
+from specdec.acceptance.params import SamplingParams
+from specdec.budget import DraftBudget, SequenceBudget
 from specdec.cache import DecodingCache, Round
-from specdec.drafters.base import Drafter, DraftRequest
-from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
+from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
+from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
 from specdec.ops.paths import check_branch
@@ -94,6 +94,10 @@ class Loop:
         self._active: list[ActiveSequence] = []
         self._running = False
         self._slots = torch.empty(0, dtype=torch.int32)
+        self._most_drafts = min(self.budget.max_draft, MAX_SERIAL_NODES - 1)  # the root token is a node too
+        self._levels: Sequence[int] = ()
+        if drafter is not None and not drafter.free_proposals:
+            self._levels = cast(CostlyDrafter, drafter).levels(self._most_drafts)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes all requests; results are in their order.
@@ -180,12 +184,13 @@ class Loop:
             index, request = waiting.popleft()
             result = results[index]
             result.seed = resolve_seed(request.sampling.seed)
-            penalised = request.sampling.penalised
-            history = PenaltyHistory(self.model.vocab_size, request.prompt) if penalised else None
+            contextual = request.sampling.contextual
+            history = TokenHistory(self.model.vocab_size, request.prompt) if contextual else None
             stop = request.stop() if request.stop is not None else None
             eos = frozenset() if request.ignore_eos else self.model.eos_token_ids
             # Last, because what is above may raise: from here on leaving frees the slot.
             sequence = ActiveSequence(index, self._free.pop(), request, result, history, stop, eos)
+            sequence.budget = self._sequence_budget(request.sampling)
             self._enter([sequence])
             new.append(sequence)
         logits = self.model.prefill(
@@ -297,23 +302,25 @@ class Loop:
         if drafter is None:
             return [Proposal.empty()] * len(active)
         free = drafter.free_proposals
-        limit = budget.max_draft if free else budget.before_drafting(len(active))
-        limit = min(limit, MAX_SERIAL_NODES - 1)  # the root token is a node too
+        depth = self._most_drafts
+        if not free and any(s.budget is None for s in active):
+            depth = budget.before_drafting(len(active), self._levels)
+        depths = [depth if s.budget is None else s.budget.depth() for s in active]
         requests = [
             # The round emits one token more than it accepts, so the last allowed token needs no draft.
             DraftRequest(
                 s.slot,
-                limit if s.remaining > 1 else 0,
-                min(limit, s.remaining - 1),
+                self._most_drafts if deep > 0 and s.remaining > 1 else 0,
+                min(deep, s.remaining - 1),
                 s.request.sampling,
                 s.result.seed,
                 s.position,
-                s.result.tokens,
+                s.history,
             )
-            for s in active
+            for s, deep in zip(active, depths, strict=True)
         ]
         start = perf_counter()
-        proposals = drafter.propose(requests) if limit > 0 else [Proposal.empty()] * len(active)
+        proposals = drafter.propose(requests) if any(depths) else [Proposal.empty()] * len(active)
         self._check_proposals(requests, proposals)
         drafted = sum(len(p.tree) for p in proposals)
         if not free:
@@ -323,8 +330,16 @@ class Loop:
             for sequence, proposal in zip(active, proposals, strict=True):
                 # What is not verified is still compared with what comes: a free estimate of its worth.
                 sequence.shadow = proposal if worth == 0 and len(proposal.tree) else None
-            proposals = [p if len(p.tree) <= worth else p.truncate(worth) for p in proposals]
+            # A drawn proposal stays whole: with its length the text would come to depend on measured times.
+            proposals = [p.truncate(worth) if p.kind is ProposalKind.DETERMINISTIC else p for p in proposals]
         return proposals
+
+    def _sequence_budget(self, sampling: SamplingParams) -> SequenceBudget | None:
+        """A budget without a clock, where the text depends on how much is drafted."""
+        if self.drafter is None or self.drafter.free_proposals or sampling.greedy:
+            return None
+        cost = cast(CostlyDrafter, self.drafter).step_cost(self.model)
+        return self.budget.for_sequence(self._levels, cost)
 
     def _check_proposals(self, requests: Sequence[DraftRequest], proposals: Sequence[Proposal]) -> None:
         """A drafter's mistake is reported as the drafter's, before the target sees it."""
@@ -402,7 +417,9 @@ class Loop:
         result.rounds += 1
         result.drafted += len(depths)
         result.accepted += accepted
-        if depths:
+        if depths and sequence.budget is not None:
+            sequence.budget.observe(max(depths) + 1, accepted)
+        elif depths:
             self.budget.observe_acceptance(proposal.confidence, max(depths) + 1, accepted)
         elif sequence.shadow is not None:
             roots = [
@@ -430,4 +447,4 @@ def _check_finite(largest_logit: float) -> None:
 
 
 def _plain_greedy(sampling: SamplingParams) -> bool:
-    return sampling.greedy and not sampling.penalised
+    return sampling.greedy and not sampling.edited

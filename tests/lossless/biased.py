@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 
 from lossless.statistics import Numbers
-from lossless.toys import Drafts, Round, Text, Toy, Walk, nodes_of
+from lossless.toys import Drafts, Round, Text, Toy, Walk
 from specdec.acceptance import Accepted, Stream, categorical, k_seq
 from specdec.acceptance.decisions import Row, Rows, children_of, path_to
 

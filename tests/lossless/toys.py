@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lossless.reference import distribution
-from specdec.acceptance import Accepted, PenaltyHistory, SamplingParams, Typical, decide_round, process_logits
+from specdec.acceptance import Accepted, SamplingParams, TokenHistory, Typical, decide_round, process_logits
 from specdec.acceptance.decisions import path_to
 
 PROMPT = (2, 0)
@@ -74,7 +74,13 @@ class Toy:
 
     def context(self, text: Text) -> Hashable:
         """What of a text the rows after it depend on."""
-        return (text[-1], *(sorted(text) if self.params.penalised else ()))
+        return (text[-1], *(sorted(text[len(PROMPT) :]) if self.params.contextual else ()))
+
+    def history(self, text: Text) -> TokenHistory | None:
+        """PROMPT and what was emitted after it, where rows depend on it."""
+        if not self.params.contextual:
+            return None
+        return TokenHistory(self.vocab, PROMPT, text[len(PROMPT) :])
 
     def p(self, text: Text) -> np.ndarray:
         """[V] the processed row of the target after a text."""
@@ -88,8 +94,7 @@ class Toy:
         key = (model, self.context(text))
         if key not in self._rows:
             logits = getattr(self, model)[text[-1]]
-            seen = PenaltyHistory(self.vocab, text).seen
-            self._rows[key] = process_logits(logits, self.params, seen).numpy()
+            self._rows[key] = process_logits(logits, self.params, self.history(text)).numpy()
         return self._rows[key]
 
     def law(self, length: int) -> np.ndarray:
@@ -97,8 +102,8 @@ class Toy:
         law = np.ones((self.vocab,) * length)
         for text in product(range(self.vocab), repeat=length):
             for i, x in enumerate(text):
-                before = (*PROMPT, *text[:i])
-                law[text] *= distribution(self.target[before[-1]].tolist(), self.params, before)[x]
+                logits = self.target[text[i - 1] if i else PROMPT[-1]].tolist()
+                law[text] *= distribution(logits, self.params, PROMPT, text[:i])[x]
         return law
 
 
@@ -235,11 +240,10 @@ def proposal_round(
             proposal = Proposal(
                 Tree(list(drafts)), kind, torch.from_numpy(probs), tuple(rows[j] for j in eldest)
             )
-        seen = PenaltyHistory(toy.vocab, text)
-        path, x = decide_round(toy.target[nodes], nodes, proposal, toy.params, seen, decide, rule)
+        path, x = decide_round(
+            toy.target[nodes], nodes, proposal, toy.params, toy.history(text), decide, rule
+        )
         assert path == path_to(path[-1], parents)
         return [*(nodes[j] for j in path[1:]), x]
 
     return round_
-
-

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from specdec.acceptance.decisions import Accepted, Decisions, Row, Rows, SeededDecisions, path_to
 from specdec.acceptance.follow import walk_follow
+from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.k_seq import walk_k_seq
+from specdec.acceptance.params import SamplingParams
+from specdec.acceptance.processing import process_logits
 from specdec.acceptance.recursive import walk_recursive
-from specdec.acceptance.rules import AcceptRule, ProposalLike, rule_for
-from specdec.acceptance.sampling import PenaltyHistory, SamplingParams, process_logits
+from specdec.acceptance.rules import ProposalLike, rule_for
 from specdec.acceptance.traversal import walk_traversal
 from specdec.acceptance.typical import Typical, walk_typical
+from specdec.ops.acceptance import AcceptRule
 
 
 def accept_sampled(
@@ -25,7 +28,7 @@ def accept_sampled(
     tokens: Sequence[int],
     proposal: ProposalLike | None,
     params: SamplingParams,
-    history: PenaltyHistory | None,
+    history: TokenHistory | None,
     seed: int,
     position: int,
     rule: str | Typical = "speculative",
@@ -40,7 +43,7 @@ def decide_round(
     tokens: Sequence[int],
     proposal: ProposalLike | None,
     params: SamplingParams,
-    history: PenaltyHistory | None,
+    history: TokenHistory | None,
     decide: Decisions,
     rule: str | Typical = "auto",
 ) -> Accepted:
@@ -52,15 +55,13 @@ def decide_round(
         proposal: the drafts that make up nodes 1..N-1 (its node j is node j + 1 here); None for a round
             without drafts.
         params: the sequence's parameters, those its drafts were drawn with.
-        history: what the sequence has seen, the root token included; needed where there is a repetition
-            penalty.
+        history: what the sequence has seen, the root token included; needed where `params.contextual`.
         decide: the random outcomes.
         rule: a name in `rules.RULES`, or `Typical`.
 
     Raises:
         ValueError: shapes disagree, a token is outside the vocabulary, the rule is not exact for the
-        proposal,
-            or the penalty lacks its history.
+            proposal, or the history is missing.
     """
     nodes = [int(t) for t in tokens]
     if logits.ndim != 2 or logits.shape[0] != len(nodes) or not nodes:
@@ -105,17 +106,17 @@ def _target_rows(
     tokens: Sequence[int],
     parents: Sequence[int],
     params: SamplingParams,
-    history: PenaltyHistory | None,
+    history: TokenHistory | None,
 ) -> Rows:
     """Target rows on demand: most walks end early. A row has the same bits made alone or with others."""
     made: dict[int, Row] = {}
 
     def row(node: int) -> Row:
         if node not in made:
-            seen = None
-            if params.penalised and history is not None:  # which has the root token
-                seen = history.with_path([tokens[j] for j in path_to(node, parents)[1:]])
-            made[node] = np.asarray(process_logits(logits[node], params, seen).numpy())
+            before = None
+            if params.contextual and history is not None:  # which has the root token
+                before = history.with_path([tokens[j] for j in path_to(node, parents)[1:]])
+            made[node] = np.asarray(process_logits(logits[node], params, before).numpy())
         return made[node]
 
     return row
