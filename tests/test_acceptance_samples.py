@@ -9,7 +9,7 @@ import pytest
 
 from lossless import biased
 from lossless.statistics import ALPHA, Numbers, chi_square, sampled_texts
-from lossless.toys import PROMPT, Round, Toy, drawn_round, fixed_round
+from lossless.toys import PROMPT, Toy, drawn_round, fixed_round
 from specdec.acceptance import SamplingParams, SeededDecisions
 from specdec.acceptance.follow import walk_follow
 from specdec.acceptance.k_seq import walk_k_seq
@@ -21,8 +21,8 @@ CHAIN, STAR, TREE = [-1, 0, 1], [-1, -1, -1], [-1, -1, 0, 1]
 PAIRS, PAIRS_OF_TREES, PAIRS_OF_CONTROLS = 100_000, 50_000, 20_000
 
 
-def toy_of(vocab: int = 4) -> Toy:
-    return Toy.random(50, SOFT, vocab, scale=1.0 if vocab == 4 else 0.5)
+def toy_of() -> Toy:
+    return Toy.random(50, SOFT, scale=1.0)
 
 
 def tokens(root: int) -> list[int]:
@@ -83,25 +83,26 @@ def test_samples_detect(name: str) -> None:
     assert chi_square(texts, toy.law(2)) < 1e-9
 
 
-def block(toy: Toy) -> Round:
-    return drawn_round(toy, CHAIN, True, walk_traversal)
+LONG = 5  # tokens: several rounds
+SEEDS_OF_LONG = np.arange(20_000)
 
 
-LONG = 4  # tokens: several rounds
+def long_toy() -> Toy:
+    return Toy.constant([0.5, 0.5], [0.9, 0.1])
 
 
 @pytest.mark.parametrize("decisions", [biased.KeyedByPosition, biased.DraftsKeyedByPosition])
 def test_block_verification_needs_numbers_of_its_own_each_round(decisions: type[Numbers]) -> None:
     """It looks past rejections: a number that served there may not serve the next round."""
-    toy = toy_of(3)
-    texts = sampled_texts(block(toy), PROMPT, LONG, np.arange(30_000), decisions=decisions)
+    toy = long_toy()
+    texts = sampled_texts(RULES["block"](toy), PROMPT, LONG, SEEDS_OF_LONG, decisions=decisions)
     assert chi_square(texts, toy.law(LONG)) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["speculative", "block"])
 def test_sampled_texts_of_several_rounds_have_the_law(name: str) -> None:
-    toy = toy_of(3)
-    texts = sampled_texts(RULES[name](toy), PROMPT, LONG, np.arange(30_000))
+    toy = long_toy()
+    texts = sampled_texts(RULES[name](toy), PROMPT, LONG, SEEDS_OF_LONG)
     assert chi_square(texts, toy.law(LONG)) > ALPHA
 
 

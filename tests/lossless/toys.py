@@ -67,6 +67,12 @@ class Toy:
         g = torch.Generator().manual_seed(seed)
         return cls(*(scale * torch.randn(2, vocab, vocab, generator=g, dtype=torch.float64)), params)
 
+    @classmethod
+    def constant(cls, p: Sequence[float], q: Sequence[float]) -> Toy:
+        """p and q after every text."""
+        rows = [torch.tensor([row] * len(row), dtype=torch.float64).log() for row in (p, q)]
+        return cls(*rows, SamplingParams(temperature=1.0))
+
     @property
     def vocab(self) -> int:
         """V."""
@@ -99,11 +105,13 @@ class Toy:
 
     def law(self, length: int) -> np.ndarray:
         """What plain decoding emits after PROMPT: the joint law of `length` tokens, from the naive twin."""
-        law = np.ones((self.vocab,) * length)
-        for text in product(range(self.vocab), repeat=length):
-            for i, x in enumerate(text):
-                logits = self.target[text[i - 1] if i else PROMPT[-1]].tolist()
-                law[text] *= distribution(logits, self.params, PROMPT, text[:i])[x]
+        law = np.ones(())
+        for i in range(length):
+            rows = np.empty((self.vocab,) * (i + 1))
+            for text in product(range(self.vocab), repeat=i):
+                logits = self.target[(*PROMPT, *text)[-1]].tolist()
+                rows[text] = distribution(logits, self.params, PROMPT, text)
+            law = law[..., None] * rows
         return law
 
 
