@@ -265,7 +265,7 @@ def test_errors_name_the_argument() -> None:
     def decide(tokens: list[int], proposal: Proposal | None) -> None:
         accept_sampled(logits, tokens, proposal, params, None, 0, 0)
 
-    with pytest.raises(ValueError, match="speculative is not exact for a tree of kind WITHOUT_REPLACEMENT"):
+    with pytest.raises(ValueError, match="auto is not exact for a tree of kind WITHOUT_REPLACEMENT"):
         decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))
     with pytest.raises(ValueError, match=r"draft_probs: got None, want \[R, 9\]"):
         decide([0, 1, 2], Proposal(line, Kind.IID))

@@ -31,7 +31,7 @@ def accept_sampled(
     history: TokenHistory | None,
     seed: int,
     position: int,
-    rule: str | Typical = "speculative",
+    rule: str | Typical = "auto",
 ) -> Accepted:
     """`decide_round` with the numbers of a seed; `position` is the index in the sequence, prompt included, of
     the first token this round emits."""
