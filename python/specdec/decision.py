@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specdec import ops
 from specdec.acceptance import SequenceRows, Typical, accept_sampled, edit_logits, rule_for
-from specdec.acceptance.rules import AcceptRule
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind
+from specdec.ops.acceptance import AcceptRule
 from specdec.sequence import ActiveSequence
 
 _TINY = torch.finfo(torch.float32).tiny  # a top-p that is less would be 0
