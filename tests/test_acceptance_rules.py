@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pytest
@@ -13,14 +13,22 @@ from hypothesis import strategies as st
 
 import specdec.acceptance.greedy
 import specdec.acceptance.rules
-from lossless.toys import Kind, Proposal, Tree
+from lossless.toys import PROMPT, Kind, Proposal, Toy, Tree, proposal_round
 from specdec.acceptance import (
+    RULES,
     SamplingParams,
+    SeededDecisions,
     TokenHistory,
+    Typical,
     accept_greedy,
     accept_sampled,
     process_logits,
+    resolve,
+    rule_for,
 )
+from specdec.acceptance.decisions import path_to
+from specdec.acceptance.typical import walk_typical
+from specdec.ops.acceptance import AcceptRule
 
 VOCAB = 9
 
@@ -127,14 +135,6 @@ class Model:
         return self.table[text[-2], text[-1]]
 
 
-def path_to(node: int, parents: list[int]) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
-
-
 def decode(
     model: Model, params: SamplingParams, seed: int, prompt: list[int], count: int, propose: Propose
 ) -> list[int]:
@@ -175,31 +175,50 @@ def test_deterministic_drafts_do_not_change_a_seeded_text(
     assert decode(model, params, seed, [1, 2, 3], 20, propose) == plain
 
 
-@given(st.integers(0, 2**32 - 1), PARAMS, st.integers(1, 5))
-@settings(max_examples=80, deadline=None)
-def test_chain_rounds_stay_in_the_support_and_repeat_in_any_order(
-    case: int, params: SamplingParams, n: int
+class Drawing(SeededDecisions):
+    """A sequence's decisions, and a drafter's draws from another generator."""
+
+    def __init__(self, seed: int, position: int) -> None:
+        super().__init__(seed, position)
+        self._g = np.random.default_rng([seed, position])
+
+    def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
+        weights = np.array(q, np.float64)
+        weights[list(elder or ())] = 0.0
+        return int(self._g.choice(len(weights), p=weights / weights.sum()))
+
+
+@given(trees(), PARAMS, st.sampled_from([Kind.IID, Kind.WITHOUT_REPLACEMENT]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_drawn_rounds_stay_in_the_support_and_repeat_in_any_order(
+    tree: tuple[list[int], list[int], int], params: SamplingParams, kind: Kind, data: st.DataObject
 ) -> None:
+    """That the path runs from the root token to a node is checked by `proposal_round`."""
+    parents, _, case = tree
+    drafts = [p - 1 for p in parents[1:]]
+    names = ["auto", "speculative", "traversal", "typical"] + ["k-seq"] * (kind is Kind.IID)
+    rule = data.draw(st.sampled_from(names))
     g = torch.Generator().manual_seed(case)
-    rounds = []
-    for b in range(4):
-        history = TokenHistory(VOCAB, [0, b])
-        logits, draft_logits = 2 * torch.randn(2, n + 1, VOCAB, generator=g)
-        drafts: list[int] = []
-        rows = []
-        for i in range(n):
-            q = process_logits(draft_logits[i], params, history.with_path(drafts))
-            drafts.append(int(torch.multinomial(q, 1, generator=g)))
-            rows.append(q)
-        proposal = Proposal(Tree(list(range(-1, n - 1))), Kind.IID, torch.stack(rows))
-        rounds.append((logits, [b, *drafts], proposal, params, history, 1000 + b, 2))
-    first = [accept_sampled(*r) for r in rounds]
-    assert [accept_sampled(*r) for r in rounds[::-1]][::-1] == first
-    for (logits, tokens, *_, history, _, _), (path, x) in zip(rounds, first, strict=True):
-        assert path == list(range(len(path)))
-        for i, token in enumerate([*tokens[1 : len(path)], x]):
-            row = process_logits(logits[i], params, history.with_path(tokens[1 : i + 1]))
-            assert row[token] > 0
+    models = 2 * torch.randn(3, 2, VOCAB, VOCAB, generator=g)  # float32
+    models[models > 3.0] = -torch.inf
+    toys = [Toy(target, draft, params) for target, draft in models]
+
+    def run(toy: Toy) -> list[list[int]]:
+        rounds, text, emitted = proposal_round(toy, drafts, kind, rule), PROMPT, []
+        for _ in range(3):
+            emitted.append(rounds(text, Drawing(case, len(text))))
+            text = (*text, *emitted[-1])
+        return emitted
+
+    first = [run(toy) for toy in toys]
+    assert [run(toy) for toy in toys[::-1]][::-1] == first
+    for toy, rounds in zip(toys, first, strict=True):
+        text = PROMPT
+        for emitted in rounds:
+            assert 1 <= len(emitted) <= 1 + max(len(path_to(i, parents)) - 1 for i in range(len(parents)))
+            for token in emitted:
+                assert toy.p(text)[token] > 0
+                text = (*text, token)
 
 
 @given(trees())
@@ -246,7 +265,7 @@ def test_errors_name_the_argument() -> None:
     def decide(tokens: list[int], proposal: Proposal | None) -> None:
         accept_sampled(logits, tokens, proposal, params, None, 0, 0)
 
-    with pytest.raises(ValueError, match="speculative is not exact for a tree of kind WITHOUT_REPLACEMENT"):
+    with pytest.raises(ValueError, match="auto is not exact for a tree of kind WITHOUT_REPLACEMENT"):
         decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))
     with pytest.raises(ValueError, match=r"draft_probs: got None, want \[R, 9\]"):
         decide([0, 1, 2], Proposal(line, Kind.IID))
@@ -263,6 +282,94 @@ def test_errors_name_the_argument() -> None:
     logits[0, 3] = float("nan")
     with pytest.raises(ValueError, match="positive finite sum"):
         decide([0, 1, 2], Proposal(line, Kind.DETERMINISTIC))
+
+
+EXACT_RULES = {  # name, kind, chain -> the rule; what is missing is an error
+    ("auto", "IID", True): AcceptRule.TRAVERSAL,
+    ("auto", "IID", False): AcceptRule.TRAVERSAL,
+    ("auto", "WITHOUT_REPLACEMENT", True): AcceptRule.TRAVERSAL,
+    ("auto", "WITHOUT_REPLACEMENT", False): AcceptRule.TRAVERSAL_WITHOUT_REPLACEMENT,
+    ("traversal", "IID", True): AcceptRule.TRAVERSAL,
+    ("traversal", "IID", False): AcceptRule.TRAVERSAL,
+    ("traversal", "WITHOUT_REPLACEMENT", True): AcceptRule.TRAVERSAL,
+    ("traversal", "WITHOUT_REPLACEMENT", False): AcceptRule.TRAVERSAL_WITHOUT_REPLACEMENT,
+    ("speculative", "IID", True): AcceptRule.RECURSIVE,
+    ("speculative", "IID", False): AcceptRule.RECURSIVE,
+    ("speculative", "WITHOUT_REPLACEMENT", True): AcceptRule.RECURSIVE,
+    ("speculative", "WITHOUT_REPLACEMENT", False): AcceptRule.RECURSIVE_WITHOUT_REPLACEMENT,
+    ("k-seq", "IID", True): AcceptRule.K_SEQ,
+    ("k-seq", "IID", False): AcceptRule.K_SEQ,
+    ("k-seq", "WITHOUT_REPLACEMENT", True): AcceptRule.K_SEQ,
+    ("block", "IID", True): AcceptRule.TRAVERSAL,
+    ("block", "WITHOUT_REPLACEMENT", True): AcceptRule.TRAVERSAL,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_pairing_of_rules_and_proposals(name: str) -> None:
+    for kind in Kind:
+        for chain in (True, False):
+            if name == "typical":
+                assert resolve(name, kind.name, chain) == Typical()
+            elif kind is Kind.DETERMINISTIC:
+                assert resolve(name, kind.name, chain) is AcceptRule.FOLLOW
+            elif (name, kind.name, chain) in EXACT_RULES:
+                assert resolve(name, kind.name, chain) is EXACT_RULES[name, kind.name, chain]
+            else:
+                with pytest.raises(ValueError, match=f"{name} is not exact for a tree of kind {kind.name}"):
+                    resolve(name, kind.name, chain)
+    assert RULES[name].lossless == (name != "typical")
+    assert ("LOSSY" in RULES[name].description) == (name == "typical")
+
+
+def test_pairing_looks_at_rows_topology_and_temperature() -> None:
+    q = torch.full((4, VOCAB), 1 / VOCAB)
+    fork = Tree([-1, -1, 0])
+    one_row = Proposal(fork, Kind.IID, q, (2, 2, 0))
+    for rows in (None, (0, 1, 2)):
+        with pytest.raises(ValueError, match=r"k-seq is not exact .* want siblings drawn from one row"):
+            rule_for("k-seq", Proposal(fork, Kind.IID, q[:3], rows))
+        for name in ("auto", "speculative", "traversal"):
+            with pytest.raises(ValueError, match=f"{name} is not exact .* want siblings that name one row"):
+                rule_for(name, Proposal(fork, Kind.WITHOUT_REPLACEMENT, q[:3], rows))
+        assert rule_for("speculative", Proposal(fork, Kind.IID, q[:3], rows)) is AcceptRule.RECURSIVE
+    assert rule_for("k-seq", one_row) is AcceptRule.K_SEQ
+    assert rule_for("auto", one_row) is AcceptRule.TRAVERSAL
+    assert rule_for("auto", one_row, greedy=True) is AcceptRule.FOLLOW
+    assert rule_for("typical", one_row, greedy=True) == Typical()
+    assert rule_for("block", Proposal(Tree([-1, 0]), Kind.IID, q[:2])) is AcceptRule.TRAVERSAL
+    assert rule_for("block", None) is AcceptRule.FOLLOW
+    assert rule_for(Typical(0.5, 0.1), None) == Typical(0.5, 0.1)
+
+
+@pytest.mark.parametrize("rule", ["fastest", "Block", "", None, 3, ["auto"]])
+def test_an_unknown_rule_is_named(rule: object) -> None:
+    with pytest.raises(ValueError, match=r"acceptance: got .*, want one of auto, speculative, k-seq, block"):
+        resolve(rule, "IID", chain=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kind: got 'SORTED', want one of DETERMINISTIC, IID, WITHOUT"):
+        resolve("auto", "SORTED", chain=True)
+
+
+def test_typical_acceptance_by_hand() -> None:
+    p = np.array([[0.5, 0.5, 0.0], [0.98, 0.02, 0.0], [0.1, 0.1, 0.8], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    tokens, parents = [0, 0, 1, 1, 2], [-1, 0, 0, 1, 2]
+
+    def decide(rule: Typical) -> tuple[list[int], int]:
+        return walk_typical(p.__getitem__, tokens, parents, SeededDecisions(0, 0), rule)
+
+    # Row 0 has exp(-H) = 0.5: its floor is min(0.09, 0.15), and both drafts of 0.5 are kept. At node 1 the
+    # draft of 0.02 is not, at node 2 that of 0.8 is: the longest path ends at node 4.
+    assert decide(Typical()) == ([0, 2, 4], 0)
+    assert decide(Typical(epsilon=0.01))[0] == [0, 1, 3]  # of two longest the earlier
+    assert decide(Typical(epsilon=0.5, delta=1.0))[0] == [0]  # p > 0.5 is not p >= 0.5
+    assert decide(Typical(epsilon=0.0, delta=0.0))[0] == [0, 1, 3]  # whatever has any probability
+
+
+def test_typical_names_the_wrong_threshold() -> None:
+    with pytest.raises(ValueError, match=r"epsilon: got 1.5"):
+        Typical(epsilon=1.5)
+    with pytest.raises(ValueError, match="delta: got -1"):
+        Typical(delta=-1)
 
 
 def test_docstring_examples() -> None:
