@@ -61,6 +61,7 @@ class Options:
     max_draft: int
     commit: str
     oracle_p: float
+    draft_tree: str
     compare: bool
     json: bool
     stream: bool
@@ -150,7 +151,11 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         resolve(options.acceptance, "DETERMINISTIC", chain=True)
         spec = None
         if method.drafts:
-            spec = DrafterSpec.parse(options.drafter or DEFAULT_DRAFTER, p=options.oracle_p)
+            spec = DrafterSpec.parse(
+                options.drafter or DEFAULT_DRAFTER, p=options.oracle_p, tree=options.draft_tree
+            )
+            if not sampling.greedy:
+                spec.check_acceptance(options.acceptance)
         elif options.drafter is not None:
             raise ValueError(
                 f"drafter: got {options.drafter!r}, but the method {options.method} drafts nothing"
@@ -213,29 +218,21 @@ def _read_stdin() -> str:
 def _loop(
     model: CausalLM, method: Method, spec: DrafterSpec | None, request: Request, options: Options
 ) -> Loop:
+    commit = cast(Literal["deferred", "eager"], options.commit)
+    settings = MethodOptions(commit=commit, max_draft=options.max_draft, acceptance=options.acceptance)
     drafter = None
     if spec is not None:
         continuations = []
         if spec.needs_continuations:
             note("oracle drafter: decoding the prompt greedily first to know the answer")
             baseline = get_method("autoregressive").build(model, None, MethodOptions())
-            greedy = Request(
-                request.prompt, request.max_new_tokens, replace(request.sampling, temperature=0.0)
-            )
+            sampling = replace(request.sampling, temperature=0.0)
+            greedy = Request(request.prompt, request.max_new_tokens, sampling)
             continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
         drafter = build_drafter(
-            spec,
-            vocab_size=model.vocab_size,
-            slots=1,
-            dtype=getattr(torch, options.dtype),
-            continuations=continuations,
+            spec, model, settings, dtype=getattr(torch, options.dtype), continuations=continuations
         )
-    commit = cast(Literal["deferred", "eager"], options.commit)
-    return method.build(
-        model,
-        drafter,
-        MethodOptions(commit=commit, max_draft=options.max_draft, acceptance=options.acceptance),
-    )
+    return method.build(model, drafter, settings)
 
 
 def _decode(loop: Loop, request: Request, writer: TextWriter | None = None) -> tuple[Result, bool]:
