@@ -209,16 +209,16 @@ def test_log_probabilities_are_in_the_json_alone() -> None:
 
 
 def test_a_lossy_rule_says_so() -> None:
-    drafting = ("--drafter", "model:gdn-code", "--max-new-tokens", "24")
+    drafting = ("--drafter", "exit:1", "--max-new-tokens", "24")
     args = (PROMPT, "--temperature", "1.5", "--seed", "2", *drafting)
     record = _json(*args, "--acceptance", "typical")
     assert (record["acceptance"], record["lossless"]) == ("typical", False)
     exact = _json(*args)
     assert (exact["acceptance"], exact["lossless"]) == ("auto", True)
     assert "lossless" not in _json(PROMPT, *drafting, "--acceptance", "typical")  # greedy: no rule is at work
-    for rule, words in (("typical", "typical: LOSSY"), ("speculative", "acceptance            speculative")):
+    for rule, words in (("typical", "typical: LOSSY"), ("speculative", "speculative")):
         panel = RUNNER.invoke(app, ["generate", *args, "--acceptance", rule]).stderr
-        assert words in panel
+        assert re.search(f"acceptance +{words}", panel)
 
 
 @pytest.mark.parametrize(
@@ -256,10 +256,7 @@ def test_a_lossy_rule_says_so() -> None:
         (["generate", "x", "--logit-bias", "4096=1"], ["--logit-bias: got token 4096, want 0 to 4095"]),
         (["generate", "x", "--allowed-tokens", ""], ["--allowed-tokens: got ''"]),
         (["generate", "x", "--allowed-tokens", "9-5"], ["--allowed-tokens: got '9-5'"]),
-        (
-            ["generate", "x", "--allowed-tokens", "5", "--banned-tokens", "1-9"],
-            ["--allowed-tokens", "banned"],
-        ),
+        (["generate", "x", "--allowed-tokens", "5", "--banned-tokens", "1-9"], ["--allowed-tokens: got all"]),
         (["generate", "x", "--banned-tokens", "3-x"], ["--banned-tokens: got '3-x'"]),
         (["generate", "x", "--banned-tokens", "1-99999999999"], ["--banned-tokens: got '1-99999999999'"]),
         (["generate", "x", "--banned-tokens", "0-4095"], ["--banned-tokens: got the whole vocabulary"]),

@@ -78,7 +78,7 @@ def test_unknown_names_list_what_there_is() -> None:
         with pytest.raises(ValueError, match=r"want one of ngram, model:DIR, exit:N, oracle"):
             DrafterSpec.parse(text)
     for tree in ("", "2,", "0", "2;2", "300"):
-        with pytest.raises(ValueError, match="branching: got"):
+        with pytest.raises(ValueError, match="draft_tree: got"):
             DrafterSpec.parse("exit:2", tree=tree)
     with pytest.raises(ValueError, match=r"oracle_p: got 1\.5"):
         DrafterSpec.parse("oracle", p=1.5)

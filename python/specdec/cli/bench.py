@@ -20,7 +20,7 @@ from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import progress_bar
-from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices
+from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_drafter_model
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
 from specdec.models.reference import ReferenceGatedDeltaNet
@@ -204,11 +204,12 @@ class _Contenders:
                     used = list(dict.fromkeys("auto" if RULES[rule].lossless else rule for rule in rules))
                 self._entries += [(name, spec, rule) for rule in used]
         self._model = load_model(options.model, dtype=self._dtype)
-        self._drafter_models: dict[str, CausalLM] = {
-            spec.model: load_model(spec.model, dtype=self._dtype)
-            for _, spec, _ in self._entries
-            if spec is not None and spec.kind == "model"
-        }
+        self._drafter_models: dict[DrafterSpec, CausalLM] = {}
+        for spec in {spec for _, spec, _ in self._entries if spec is not None and spec.draws}:
+            try:
+                self._drafter_models[spec] = load_drafter_model(spec, self._model, dtype=self._dtype)
+            except ValueError as error:
+                raise (as_option(error) if spec.kind == "exit" else error) from None
         self._reference = None
         if REFERENCE in methods:
             self._reference = ReferenceGatedDeltaNet.from_directory(options.model, self._dtype)
@@ -229,7 +230,7 @@ class _Contenders:
             settings = MethodOptions(
                 slots=batch, commit=commit, max_draft=self._options.max_draft, acceptance=rule
             )
-            drafter_model = None if spec is None else self._drafter_models.get(spec.model)
+            drafter_model = None if spec is None else self._drafter_models.get(spec)
             made.append(
                 MethodContender(
                     name,

@@ -190,9 +190,11 @@ def _token_ids(name: str, given: str | None) -> list[int] | None:
     tokens: list[int] = []
     for entry in given.split(","):
         first, dash, last = entry.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) > MAX_TOKEN:
+        last = last if dash else first
+        numbers = first.isdecimal() and last.isdecimal()
+        if not numbers or not int(first) <= int(last) <= MAX_TOKEN:
             raise ValueError(f"{name}: got {entry!r}, want token ids and ranges such as 7,20-39")
-        tokens += range(int(first), int(last or first) + 1)
+        tokens += range(int(first), int(last) + 1)
     return tokens
 
 

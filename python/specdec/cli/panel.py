@@ -96,7 +96,7 @@ def _summary(
         table.add_row("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.acceptance_rate:.0%})")
     if chance is not None:
         if not RULES[chance.rule].lossless:
-            table.add_row("acceptance", f"{chance.rule}: LOSSY, the text has not the target's distribution")
+            table.add_row("acceptance", f"{chance.rule}: LOSSY, not the target's distribution")
         elif stats.drafted:
             table.add_row("acceptance", chance.rule)
         table.add_row("seed", str(chance.seed))

@@ -206,8 +206,7 @@ def build_drafter(
         model: the drafter's model where it is loaded already; None loads it.
 
     Raises:
-        ValueError: the drafter's model cannot be read or has another vocabulary, or the target has no more
-            layers than the drafter.
+        ValueError: the drafter's model cannot be had (`load_drafter_model`) or has another vocabulary.
     """
     if spec.kind == "ngram":
         from specdec.drafters.ngram import NGramDrafter
@@ -219,12 +218,8 @@ def build_drafter(
         return OracleDrafter(continuations, vocab_size=target.vocab_size, p=spec.p)
     from specdec.drafters.model import ModelDrafter
 
-    if spec.kind == "exit":
-        model = _first_layers(target, spec.layers)
-    elif model is None:
-        from specdec.models import load_model
-
-        model = load_model(spec.model, dtype=dtype)
+    if model is None:
+        model = load_drafter_model(spec, target, dtype=dtype)
     if model.vocab_size != target.vocab_size:
         raise ValueError(
             f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "
@@ -238,14 +233,23 @@ def build_drafter(
     )
 
 
-def _first_layers(target: CausalLM, layers: int) -> CausalLM:
+def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtype) -> CausalLM:
+    """The model that a "model" or "exit" drafter drafts with.
+
+    Raises:
+        ValueError: it cannot be read, or the target has no more layers than the exit.
+    """
+    if spec.kind == "model":
+        from specdec.models import load_model
+
+        return load_model(spec.model, dtype=dtype)
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
     if not isinstance(target, GatedDeltaNetForCausalLM):
-        raise ValueError(f"drafter: exit:{layers} needs a Gated DeltaNet, got a {type(target).__name__}")
+        raise ValueError(f"drafter: {spec.label} wants a Gated DeltaNet, got a {type(target).__name__}")
     most = target.config.num_hidden_layers - 1
-    if layers > most:
+    if spec.layers > most:
         raise ValueError(
-            f"drafter: got exit:{layers}, want at most {most}, as the target has {most + 1} layers"
+            f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
         )
-    return target.first_layers(layers)
+    return target.first_layers(spec.layers)

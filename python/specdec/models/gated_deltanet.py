@@ -108,7 +108,8 @@ class GatedDeltaNetForCausalLM:
         """
         check_integer("count", count, 1, len(self._layers))
         part = copy(self)
-        part.config = replace(self.config, num_hidden_layers=count)
+        exits = tuple(layer for layer in self.config.early_exit_layers if layer < count)
+        part.config = replace(self.config, num_hidden_layers=count, early_exit_layers=exits)
         part._layers = self._layers[:count]
         return part
 
