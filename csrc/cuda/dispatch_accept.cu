@@ -1,5 +1,6 @@
 // Which instances of acceptance exist, and which launches a call takes.
 #include "accept_greedy.cuh"
+#include "accept_sampled.cuh"
 #include "ops.h"
 
 namespace specdec::cuda {
@@ -25,6 +26,40 @@ Status run_greedy(const AcceptGreedyWork& work, bool vector, Stream stream) {
   return status == Status::kOk ? launch<GreedyWalk>(work, stream) : status;
 }
 
+// f(element of the type)
+template <typename F>
+Status of_type(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return f(float{});
+    case DType::kBFloat16:
+      return f(bfloat16{});
+    case DType::kFloat16:
+      return f(half{});
+  }
+  return Status::kUnsupported;
+}
+
+int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+TeamView with(TeamView view, const TeamWorkspace& workspace) {
+  view.values = workspace.values;
+  view.counters = workspace.counters;
+  return view;
+}
+
+TeamWorkspace wanted_by(const TeamView& view) {
+  return {nullptr, nullptr, view.values_count(), view.counters_count()};
+}
+
+bool fits(const TeamView& view, const TeamWorkspace& workspace) {
+  return workspace.values_count >= view.values_count() && workspace.counters_count >= view.counters_count();
+}
+
+TeamView teams_of(const AcceptSampledParams& p) {
+  return teams_for(p.B, p.V, RowSampler<float, true>::kBins);
+}
+
 }  // namespace
 
 int64_t accept_greedy_workspace_bytes(const AcceptGreedyParams& p) {
@@ -36,16 +71,26 @@ Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream st
   if (status != Status::kOk) return status;
   if (workspace.bytes < accept_greedy_workspace_bytes(p)) return Status::kInvalidArgument;
   const AcceptGreedyWork work{p, static_cast<uint64_t*>(workspace.data)};
-  const bool vector = aligned(p.logits, p.dtype == DType::kFloat32 ? 4 : 2, p.V, p.stride_b, p.stride_n);
-  switch (p.dtype) {
-    case DType::kFloat32:
-      return run_greedy<float>(work, vector, stream);
-    case DType::kBFloat16:
-      return run_greedy<bfloat16>(work, vector, stream);
-    case DType::kFloat16:
-      return run_greedy<half>(work, vector, stream);
-  }
-  return Status::kUnsupported;
+  const bool vector = aligned(p.logits, size_of(p.dtype), p.V, p.stride_b, p.stride_n);
+  return of_type(p.dtype, [&](auto x) { return run_greedy<decltype(x)>(work, vector, stream); });
+}
+
+TeamWorkspace accept_sampled_workspace(const AcceptSampledParams& p) { return wanted_by(teams_of(p)); }
+
+Status accept_sampled(const AcceptSampledParams& p, const TeamWorkspace& workspace, Stream stream) {
+  const Status status = check(p.B, p.N, p.V, p.accepted);
+  if (status != Status::kOk) return status;
+  if (p.N > kMaxSampledNodes || parts_of(p.V) > kMaxParts) return Status::kUnsupported;
+  const TeamView view = teams_of(p);
+  if (!fits(view, workspace)) return Status::kInvalidArgument;
+  const AcceptSampledWork work{p, with(view, workspace)};
+  const bool vector = aligned(p.logits, size_of(p.dtype), p.V, p.stride_b, p.stride_n) &&
+                      aligned(p.draft_probs, 4, p.V, p.draft_stride, 0);
+  return of_type(p.dtype, [&](auto x) {
+    using T = decltype(x);
+    return vector ? launch<AcceptSampled<T, true>>(work, stream)
+                  : launch<AcceptSampled<T, false>>(work, stream);
+  });
 }
 
 }  // namespace specdec::cuda
