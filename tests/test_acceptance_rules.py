@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec.acceptance.greedy
-import specdec.acceptance.speculative
+import specdec.acceptance.rules
 from lossless.toys import Kind, Proposal, Tree
 from specdec.acceptance import (
-    PenaltyHistory,
     SamplingParams,
-    accept_chain,
+    TokenHistory,
     accept_greedy,
     accept_sampled,
     process_logits,
@@ -141,7 +140,7 @@ def decode(
 ) -> list[int]:
     """A loop over rounds; `propose(text)` returns (parents, tokens) of the drafts."""
     text = list(prompt)
-    history = PenaltyHistory(VOCAB, prompt)
+    history = TokenHistory(VOCAB, prompt)
     while len(text) < len(prompt) + count:
         parents, drafts = propose(text)
         above = [-1, *(j + 1 for j in parents)]
@@ -153,7 +152,7 @@ def decode(
         assert path == path_to(path[-1], above)  # root to node
         new = [*(nodes[j] for j in path[1:]), x]
         for token in new:
-            row = process_logits(model(text), params, PenaltyHistory(VOCAB, text).seen)
+            row = process_logits(model(text), params, TokenHistory(VOCAB, prompt, text[len(prompt) :]))
             assert row[token] > 0  # in the target's support
             text.append(token)
         history.extend(new)
@@ -184,7 +183,7 @@ def test_chain_rounds_stay_in_the_support_and_repeat_in_any_order(
     g = torch.Generator().manual_seed(case)
     rounds = []
     for b in range(4):
-        history = PenaltyHistory(VOCAB, [0, b])
+        history = TokenHistory(VOCAB, [0, b])
         logits, draft_logits = 2 * torch.randn(2, n + 1, VOCAB, generator=g)
         drafts: list[int] = []
         rows = []
@@ -239,18 +238,6 @@ def test_a_large_vocabulary_decides_as_row_by_row() -> None:
     assert accept_sampled(logits, tokens[:8], proposal, params, None, 5, 40) == (list(range(8)), tokens[8])
 
 
-def test_accept_chain_by_hand() -> None:
-    p = np.array([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]])
-    q = np.array([[0.25, 0.5, 0.25]])
-    assert accept_chain(p, q, [0], [0.999], [0.0, 0.6]) == (1, 2)  # p > q: always; bonus from row 1
-    # Outside the support: never; the residual is token 0.
-    assert accept_chain(p, q, [2], [0.0], [0.99, 0.0]) == (0, 0)
-    assert accept_chain(p, p[:1], [1], [1 - 2.0**-53], [0.0, 0.1]) == (1, 0)  # p == q: always
-    assert accept_chain(p, None, [1], [], [0.6, 0.3]) == (1, 1)
-    assert accept_chain(p, None, [2], [], [0.6, 0.3]) == (0, 1)
-    assert accept_chain(p[:1], None, [], [], [0.2]) == (0, 0)
-
-
 def test_errors_name_the_argument() -> None:
     logits, params = torch.zeros(3, VOCAB), SamplingParams(temperature=1.0)
     fork, line = Tree([-1, -1]), Tree([-1, 0])
@@ -259,13 +246,13 @@ def test_errors_name_the_argument() -> None:
     def decide(tokens: list[int], proposal: Proposal | None) -> None:
         accept_sampled(logits, tokens, proposal, params, None, 0, 0)
 
-    with pytest.raises(ValueError, match=r"SpecInfer.*want a chain or kind DETERMINISTIC"):
-        decide([0, 1, 2], Proposal(fork, Kind.IID, rows))
-    with pytest.raises(ValueError, match="Sequoia"):
+    with pytest.raises(ValueError, match="speculative is not exact for a tree of kind WITHOUT_REPLACEMENT"):
         decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))
-    with pytest.raises(ValueError, match=r"draft_probs: got None, want \[2, 9\]"):
+    with pytest.raises(ValueError, match=r"draft_probs: got None, want \[R, 9\]"):
         decide([0, 1, 2], Proposal(line, Kind.IID))
-    with pytest.raises(ValueError, match=r"p_draft: got \(1, 9\), want \[n, V\] = \[2, 9\]"):
+    with pytest.raises(
+        ValueError, match=r"draft_probs: got \[1, 9\] and rows \[0, 1\], want \[R, 9\] with R > 1"
+    ):
         decide([0, 1, 2], Proposal(line, Kind.IID, rows[:1]))
     with pytest.raises(ValueError, match=r"draft 1: got token 9, want a token in \[0, 9\)"):
         decide([0, 1, 9], Proposal(line, Kind.DETERMINISTIC))
@@ -273,13 +260,11 @@ def test_errors_name_the_argument() -> None:
         decide([0, 1, 2], None)
     with pytest.raises(ValueError, match=r"logits: got \(3, 9\), want \[N, V\] for N = 2"):
         decide([0, 1], None)
-    with pytest.raises(ValueError, match=r"p_target: got \(1, 2\), want \[2, V\]"):
-        accept_chain(np.ones((1, 2)), None, [0], [], [0.0])
     logits[0, 3] = float("nan")
     with pytest.raises(ValueError, match="positive finite sum"):
         decide([0, 1, 2], Proposal(line, Kind.DETERMINISTIC))
 
 
 def test_docstring_examples() -> None:
-    for module in (specdec.acceptance.greedy, specdec.acceptance.speculative):
+    for module in (specdec.acceptance.greedy, specdec.acceptance.rules):
         assert doctest.testmod(module).failed == 0

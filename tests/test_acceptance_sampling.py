@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import specdec.acceptance.sampling
+import specdec.acceptance.processing
 from lossless.reference import distribution
-from specdec.acceptance import PenaltyHistory, SamplingParams, greedy_tokens, penalise, process_logits
+from specdec.acceptance import SamplingParams, TokenHistory, greedy_tokens, process_logits
+from specdec.acceptance.processing import edited
 
 # float32 keeps 24 bits. A score enters exp() after one subtraction and one division, each off by half a step
 # of a score of at most S in size: p is off by a factor exp(2 S 2^-24), and by a few steps more for exp, the
@@ -43,16 +44,16 @@ def test_equals_the_naive_twin(params: SamplingParams, vocab: int) -> None:
     g = torch.Generator().manual_seed(vocab)
     logits = torch.randn(3, vocab, generator=g, dtype=torch.float64) * 3
     tokens = torch.randint(vocab, (20,), generator=g).tolist()
-    history = PenaltyHistory(vocab, tokens)
-    got = process_logits(logits, params, history.seen)
+    history = TokenHistory(vocab, tokens[:9], tokens[9:])
+    got = process_logits(logits, params, history)
     assert got.dtype == torch.float64
-    want = np.stack([distribution(row, params, tokens) for row in logits.tolist()])
+    want = np.stack([distribution(row, params, tokens[:9], tokens[9:]) for row in logits.tolist()])
     # The sum of V terms is off by at most V steps; both sides round.
     np.testing.assert_allclose(got.numpy(), want, rtol=(2 * vocab + 200) * 2.0**-53, atol=0)
 
-    low = process_logits(logits.float(), params, history.seen)
+    low = process_logits(logits.float(), params, history)
     assert low.dtype == torch.float32
-    want = np.stack([distribution(row, params, tokens) for row in logits.float().tolist()])
+    want = np.stack([distribution(row, params, tokens[:9], tokens[9:]) for row in logits.float().tolist()])
     scores = 2 * 2 * float(logits.abs().max()) / (params.temperature or 1.0)
     np.testing.assert_allclose(low.numpy(), want, rtol=tolerance(scores), atol=0)
 
@@ -69,14 +70,14 @@ def test_a_row_does_not_depend_on_its_neighbours(params: SamplingParams, vocab: 
     rows = 9 if vocab < 10_000 else 3
     g = torch.Generator().manual_seed(vocab)
     logits = torch.randn(rows, vocab, generator=g) * 4
-    seen = torch.rand(rows, vocab, generator=g) < 0.1
-    together = process_logits(logits, params, seen)
+    history = TokenHistory(vocab, range(0, vocab, 5))
+    together = process_logits(logits, params, history)
     for i in range(rows):
-        assert torch.equal(process_logits(logits[i], params, seen[i]), together[i])
-        assert torch.equal(process_logits(logits[i : i + 2], params, seen[i : i + 2]), together[i : i + 2])
+        assert torch.equal(process_logits(logits[i], params, history), together[i])
+        assert torch.equal(process_logits(logits[i : i + 2], params, history), together[i : i + 2])
     strided = torch.randn(rows, vocab + 3, generator=g)
     strided[:, :vocab] = logits
-    assert torch.equal(process_logits(strided[:, :vocab], params, seen), together)
+    assert torch.equal(process_logits(strided[:, :vocab], params, history), together)
 
 
 @pytest.mark.parametrize("params", [p for p in PARAMS if not p.greedy], ids=str)
@@ -96,8 +97,12 @@ def test_transformers_agrees(params: SamplingParams) -> None:
     want = logits.clone()
     for step in chain:
         want = step(ids, want)
-    seen = torch.zeros(4, 500, dtype=torch.bool).scatter_(1, ids, True)
-    got = process_logits(logits, params, seen)
+    got = torch.stack(
+        [
+            process_logits(row, params, TokenHistory(500, seen))
+            for row, seen in zip(logits, ids.tolist(), strict=True)
+        ]
+    )
     torch.testing.assert_close(got, want.softmax(-1), rtol=1000 * 2.0**-53, atol=0)
 
 
@@ -150,21 +155,20 @@ def test_top_k_of_one_is_greedy_at_any_temperature() -> None:
 
 def test_greedy_takes_the_penalised_argmax() -> None:
     logits = torch.tensor([[2.0, 1.5, -1.0], [-0.5, -1.0, -0.9]])
-    history = PenaltyHistory(3, [0])
+    history = TokenHistory(3, [0])
     params = SamplingParams(repetition_penalty=2.0)
-    assert greedy_tokens(logits, params, history.seen).tolist() == [1, 2]
+    assert greedy_tokens(logits, params, history).tolist() == [1, 2]
     assert greedy_tokens(logits, SamplingParams()).tolist() == [0, 0]
 
 
 def test_history_counts_a_token_once_and_forgets_rejected_drafts() -> None:
     params = SamplingParams(temperature=1.0, repetition_penalty=2.0)
     logits = torch.tensor([4.0, 4.0, -4.0, 4.0])
-    once, often = PenaltyHistory(4, [0]), PenaltyHistory(4, [0, 0, 0])
+    once, often = TokenHistory(4, [0]), TokenHistory(4, [0, 0, 0])
     often.extend([0])
     assert torch.equal(once.seen, often.seen)
-    on_path = once.with_path([2, 0, 2])
-    assert penalise(logits, params, on_path).tolist() == [2.0, 4.0, -8.0, 4.0]
-    assert penalise(logits, params, once.seen).tolist() == [2.0, 4.0, -4.0, 4.0]  # the path left no trace
+    assert edited(logits, params, once.with_path([2, 0, 2])).tolist() == [2.0, 4.0, -8.0, 4.0]
+    assert edited(logits, params, once).tolist() == [2.0, 4.0, -4.0, 4.0]  # the path left no trace
     with pytest.raises(ValueError, match=r"got 4, want tokens in \[0, 4\)"):
         once.extend([1, 4])
     assert once.seen.tolist() == [True, False, False, False]
@@ -198,11 +202,11 @@ def test_bad_parameters_are_named(name: str, value: float) -> None:
 
 def test_a_penalty_needs_its_history() -> None:
     params = SamplingParams(repetition_penalty=1.1)
-    with pytest.raises(ValueError, match="seen: got None"):
+    with pytest.raises(ValueError, match="history: got None"):
         process_logits(torch.zeros(4), params)
-    with pytest.raises(ValueError, match=r"seen: got \(3,\)"):
-        process_logits(torch.zeros(4), params, torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="history: got one over 3 tokens"):
+        process_logits(torch.zeros(4), params, TokenHistory(3))
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(specdec.acceptance.sampling).failed == 0
+    assert doctest.testmod(specdec.acceptance.processing).failed == 0

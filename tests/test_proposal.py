@@ -68,9 +68,7 @@ def test_siblings_share_a_row() -> None:
     short = proposal.truncate(3)
     assert short.rows == (0, 0, 1)
     assert short.draft_probs is probs
-    with pytest.raises(
-        ValueError, match=r"rows: got \(0, 0, 2, 1\), want 4 numbers, one a node, from 0 to 1"
-    ):
+    with pytest.raises(ValueError, match=r"rows: got \(0, 0, 2, 1\), want 4 numbers from 0 to 1"):
         Proposal(tree, ProposalKind.IID, probs, rows=(0, 0, 2, 1))
     with pytest.raises(ValueError, match=r"rows: got \(0, 0, 1\), want 4"):
         Proposal(tree, ProposalKind.IID, probs, rows=(0, 0, 1))

@@ -1,4 +1,4 @@
-"""TokenTree, proposals and their batches. tests/cpp/tree_test.cpp checks the schedule against definitions."""
+"""TokenTree. tests/cpp/tree_test.cpp checks the schedule against definitions."""
 
 from __future__ import annotations
 

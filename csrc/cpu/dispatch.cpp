@@ -90,6 +90,8 @@ const char* isa_builds() {
   Status op(const Params& p) { return portable::op(p); }
 #endif
 
+SPECDEC_CPU_OP(accept_greedy, AcceptGreedyParams)
+SPECDEC_CPU_OP(accept_sampled, AcceptSampledParams)
 SPECDEC_CPU_OP(commit, CommitParams)
 SPECDEC_CPU_OP(conv_commit, ConvCommitParams)
 SPECDEC_CPU_OP(conv_verify, ConvVerifyParams)
@@ -98,6 +100,8 @@ SPECDEC_CPU_OP(linear, LinearParams)
 SPECDEC_CPU_OP(rms_norm, RmsNormParams)
 SPECDEC_CPU_OP(swiglu, SwigluParams)
 SPECDEC_CPU_OP(gated_delta_gates, GatesParams)
+SPECDEC_CPU_OP(sampling_probs, SamplingProbsParams)
+SPECDEC_CPU_OP(draw_tokens, DrawParams)
 SPECDEC_CPU_OP(verify, VerifyParams)
 SPECDEC_CPU_OP(verify_layer, VerifyLayerParams)
 

@@ -1,6 +1,7 @@
 // Entry points of the CPU backend. Each one picks the widest instruction set that this machine has.
 #pragma once
 
+#include "specdec/acceptance_params.h"
 #include "specdec/dense_params.h"
 #include "specdec/layer_params.h"
 #include "specdec/params.h"
@@ -17,6 +18,10 @@ Status linear(const LinearParams& p);
 Status rms_norm(const RmsNormParams& p);
 Status swiglu(const SwigluParams& p);
 Status gated_delta_gates(const GatesParams& p);
+Status accept_greedy(const AcceptGreedyParams& p);
+Status accept_sampled(const AcceptSampledParams& p);
+Status sampling_probs(const SamplingProbsParams& p);
+Status draw_tokens(const DrawParams& p);
 
 // "avx512", "avx2" or "portable": what the entry points run here. SPECDEC_CPU_ISA=avx2|portable in the
 // environment asks for a narrower one (the tests use it to run every build on one machine).

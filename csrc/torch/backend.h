@@ -3,6 +3,7 @@
 #pragma once
 
 #include "operands.h"
+#include "specdec/acceptance_params.h"
 #include "specdec/layer_params.h"
 
 // SPECDEC_NAMESPACE and SPECDEC_DISPATCH_KEY come from the build: `specdec` and CPU or CUDA, `specdec_simt`
@@ -27,5 +28,9 @@ Status run(const CommitParams& p, const Operands& operands);
 Status run(const PrefillParams& p, const Operands& operands, NamedTensors outputs);
 Status run(const ConvVerifyParams& p, const Operands& operands, NamedTensors outputs);
 Status run(const ConvCommitParams& p, const Operands& operands);
+Status run(const AcceptGreedyParams& p, const Operands& operands, NamedTensors outputs);
+Status run(const AcceptSampledParams& p, const Operands& operands, NamedTensors outputs);
+Status run(const SamplingProbsParams& p, const Operands& operands, NamedTensors outputs);
+Status run(const DrawParams& p, const Operands& operands, NamedTensors outputs);
 
 }  // namespace specdec::binding

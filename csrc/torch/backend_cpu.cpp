@@ -17,5 +17,9 @@ Status run(const CommitParams& p, const Operands&) { return cpu::commit(p); }
 Status run(const PrefillParams& p, const Operands&, NamedTensors) { return cpu::prefill(p); }
 Status run(const ConvVerifyParams& p, const Operands&, NamedTensors) { return cpu::conv_verify(p); }
 Status run(const ConvCommitParams& p, const Operands&) { return cpu::conv_commit(p); }
+Status run(const AcceptGreedyParams& p, const Operands&, NamedTensors) { return cpu::accept_greedy(p); }
+Status run(const AcceptSampledParams& p, const Operands&, NamedTensors) { return cpu::accept_sampled(p); }
+Status run(const SamplingProbsParams& p, const Operands&, NamedTensors) { return cpu::sampling_probs(p); }
+Status run(const DrawParams& p, const Operands&, NamedTensors) { return cpu::draw_tokens(p); }
 
 }  // namespace specdec::binding

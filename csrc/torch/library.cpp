@@ -1,5 +1,5 @@
-// The schemas of the recurrences, of the convolution and of a layer; those of the dense ops stand in
-// dense.cpp. Mutated arguments say so; defaults live in the Python wrappers.
+// The schemas of the recurrences, of the convolution, of a layer and of sampling; those of the dense ops
+// stand in dense.cpp. Mutated arguments say so; defaults live in the Python wrappers.
 #include "tensor_args.h"
 
 // Optional tensors are absent where the Python argument is None. Without gate the returned g is an empty [0]
@@ -47,4 +47,17 @@ STABLE_TORCH_LIBRARY(SPECDEC_NAMESPACE, m) {
       "Tensor? pending_g, Tensor? pending_path, Tensor? pending_path_lengths, Tensor pending_mixed, "
       "Tensor? norm_weight, float norm_eps, Tensor? norm_gate, float? scale, int strategy) -> "
       "(Tensor out, Tensor k, Tensor u, Tensor g)");
+  m.def(
+      "accept_greedy(Tensor logits, Tensor tokens, Tensor? parents, Tensor? lengths) -> "
+      "(Tensor path, Tensor path_lengths, Tensor next_token)");
+  m.def(
+      "accept_sampled(Tensor logits, Tensor tokens, Tensor? parents, Tensor? lengths, Tensor? draft_probs, "
+      "Tensor? draft_rows, Tensor rules, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
+      "Tensor seeds, Tensor positions) -> (Tensor path, Tensor path_lengths, Tensor next_token)");
+  m.def(
+      "sampling_probs(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) -> "
+      "Tensor");
+  m.def(
+      "draw_tokens(Tensor probs, int count, bool replacement, Tensor seeds, Tensor positions, "
+      "Tensor nodes) -> Tensor");
 }

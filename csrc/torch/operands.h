@@ -32,8 +32,8 @@ struct NamedTensors {
 
 enum class Access { kRead, kWrite };
 
-// The pools (state, conv_state), the first of which is always there, what happens to them, and everything
-// that is only read.
+// The pools (state, conv_state; of sampling the logits or probabilities), the first of which is always there,
+// what happens to them, and everything that is only read.
 struct Operands {
   Named pools[2];
   Access access;

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from specdec.acceptance.sampling import SamplingParams as SamplingParams
+    from specdec.acceptance.params import SamplingParams as SamplingParams
     from specdec.budget import DraftBudget as DraftBudget
     from specdec.cache import DecodingCache as DecodingCache
     from specdec.drafters.model import ModelDrafter as ModelDrafter
@@ -41,7 +41,7 @@ _HOME = {
     "OracleDrafter": "specdec.drafters.oracle",
     "Request": "specdec.generation",
     "Result": "specdec.generation",
-    "SamplingParams": "specdec.acceptance.sampling",
+    "SamplingParams": "specdec.acceptance.params",
     "Statistics": "specdec.generation",
     "TokenTree": "specdec.tree",
     "load_model": "specdec.models",

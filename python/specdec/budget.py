@@ -5,11 +5,15 @@ is often wrong makes decoding slower. The budget keeps two running estimates, th
 number of nodes and the chance that a draft token is accepted, and picks the n with the most expected tokens
 per second; n = 0 is a plain decode step. The expected tokens of a chain are (1 - a^(n+1)) / (1 - a) with a
 the chance per token (arXiv 2211.17192, section 3).
+
+Measured times may decide where the text does not depend on what is drafted: for greedy requests and for
+drafts that were not drawn at random. Where drafts are drawn, another length gives another text (of the same
+law), so the length must come from the sequence alone for its seed to repeat it: `SequenceBudget`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specdec._checks import check_integer
@@ -110,6 +114,74 @@ def confidence_bucket(confidence: float | None) -> int:
     return 5
 
 
+def _best(rate: Callable[[int], float], most: int) -> int:
+    """The n from 1 to `most` of highest rate; 0 where none beats plain decoding, rate(0), by the margin."""
+    best, best_rate = 0, rate(0) * (1.0 + MARGIN)
+    for n in range(1, most + 1):
+        if rate(n) > best_rate:
+            best, best_rate = n, rate(n)
+    return best
+
+
+class _Exploration:
+    """Drafts once in a while although it does not seem to pay, ever more rarely while that is so."""
+
+    def __init__(self, every: int) -> None:
+        self._every = self._after = every
+        self._idle = 0
+
+    def __call__(self, best: int, most: int) -> int:
+        """`best`, or sometimes up to 2 where it is 0."""
+        if best > 0:
+            self._idle, self._after = 0, self._every
+            return best
+        self._idle += 1
+        if self._idle < self._after:
+            return 0
+        self._idle = 0
+        self._after *= 2
+        return min(2, most)
+
+
+class SequenceBudget:
+    """Chooses how deep one sequence drafts from what was accepted in that sequence alone.
+
+    No clock and no neighbour in the batch has a say, so a seed repeats a text whose drafts were drawn at
+    random.
+
+    Args:
+        sizes: draft tokens of a proposal that is 1, 2, ... tokens deep.
+        step_cost: cost of drafting one level, as a part of a decode step of the target.
+        adaptive: False always drafts as deep as `sizes` goes.
+        explore_every: as for `DraftBudget`.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], step_cost: float, *, adaptive: bool = True, explore_every: int = 32
+    ) -> None:
+        self._sizes = sizes
+        self._step_cost = step_cost
+        self._adaptive = adaptive
+        self._acceptance = AcceptanceEstimate()
+        self._exploration = _Exploration(explore_every)
+
+    def depth(self) -> int:
+        """Levels to draft in the next round. Call it once a round."""
+        if not self._adaptive:
+            return len(self._sizes)
+        chance = self._acceptance(-1)
+
+        def rate(n: int) -> float:
+            nodes = self._sizes[n - 1] if n else 0
+            return expected_tokens(chance, n) / (1.0 + PRIOR_SLOPE * nodes + self._step_cost * n)
+
+        return self._exploration(_best(rate, len(self._sizes)), len(self._sizes))
+
+    def observe(self, drafted_depth: int, accepted: int) -> None:
+        """Books a proposal of depth `drafted_depth` of which a path of `accepted` tokens was kept."""
+        self._acceptance.observe(-1, accepted, int(accepted < drafted_depth))
+
+
 class DraftBudget:
     """Chooses draft lengths from measured costs and acceptance.
 
@@ -132,23 +204,29 @@ class DraftBudget:
         self.draft_cost = 0.0  # seconds per draft token, running mean
         self.acceptance = AcceptanceEstimate()
         self._explore_every = explore_every
-        self._idle_rounds = 0
-        self._explore_after = explore_every
+        self._exploration = _Exploration(explore_every)
 
-    def before_drafting(self, rows: int) -> int:
-        """Draft tokens worth asking for, a sequence, when drafting itself costs time."""
+    def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
+        """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
+        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, explore_every=self._explore_every)
+
+    def before_drafting(self, rows: int, sizes: Sequence[int]) -> int:
+        """How deep to draft, when drafting itself costs time.
+
+        Args:
+            rows: sequences in the round.
+            sizes: draft tokens of a proposal that is 1, 2, ... tokens deep.
+        """
         if not self.adaptive:
-            return self.max_draft
-        best = self._best(rows, [-1] * rows, [self.max_draft] * rows, self.draft_cost)
-        if best > 0:
-            self._idle_rounds, self._explore_after = 0, self._explore_every
-            return best
-        self._idle_rounds += 1
-        if self._idle_rounds >= self._explore_after:
-            self._idle_rounds = 0
-            self._explore_after *= 2
-            return min(2, self.max_draft)
-        return 0
+            return len(sizes)
+        chance = self.acceptance(-1)
+
+        def rate(n: int) -> float:
+            nodes = sizes[n - 1] if n else 0
+            seconds = self.verify_cost(rows * (1 + nodes)) + rows * nodes * self.draft_cost
+            return rows * expected_tokens(chance, n) / seconds
+
+        return self._exploration(_best(rate, len(sizes)), len(sizes))
 
     def after_drafting(self, confidences: Sequence[float | None], sizes: Sequence[int]) -> int:
         """Draft tokens worth verifying, a sequence, of proposals that are already there (and cost nothing).
@@ -159,20 +237,15 @@ class DraftBudget:
         """
         if not self.adaptive:
             return self.max_draft
-        buckets = [confidence_bucket(c) for c in confidences]
-        return self._best(len(sizes), buckets, sizes, 0.0)
+        chances = [self.acceptance(confidence_bucket(c)) for c in confidences]
 
-    def _best(self, rows: int, buckets: Sequence[int], sizes: Sequence[int], draft_cost: float) -> int:
-        chances = [self.acceptance(b) for b in buckets]
-        longest = min(self.max_draft, max(sizes, default=0))
-        best, best_rate = 0, rows / self.verify_cost(rows)
-        for n in range(1, longest + 1):
+        def rate(n: int) -> float:
             tokens = sum(expected_tokens(a, min(n, size)) for a, size in zip(chances, sizes, strict=True))
-            # Rows are padded to the longest, so every row pays for n.
-            rate = tokens / (self.verify_cost(rows * (1 + n)) + rows * n * draft_cost)
-            if rate > best_rate * (1.0 + MARGIN if best == 0 else 1.0):
-                best, best_rate = n, rate
-        return best
+            return tokens / self.verify_cost(
+                len(sizes) * (1 + n)
+            )  # rows are padded to the longest: all pay for n
+
+        return _best(rate, min(self.max_draft, max(sizes, default=0)))
 
     def observe_draft(self, tokens: int, seconds: float) -> None:
         """Books the time of a drafter's call that proposed `tokens` tokens in all."""

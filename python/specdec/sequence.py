@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.acceptance import PenaltyHistory
+from specdec.acceptance import TokenHistory
+from specdec.budget import SequenceBudget
 from specdec.drafters.proposal import Proposal
 from specdec.generation import FinishReason, Request, Result, StopCondition
 
@@ -19,7 +20,7 @@ class ActiveSequence:
         slot: its place in the cache.
         request: what is decoded.
         result: what was decoded so far; grows with every round.
-        history: the tokens that a repetition penalty counts; None without one.
+        history: the tokens that penalties count and the callback gets; None without them.
         stop: the request's stop condition, or None.
         eos: tokens that end it; empty where the request ignores them.
         shadow: drafts that were made but not thought worth verifying this round. What comes out instead tells
@@ -30,15 +31,16 @@ class ActiveSequence:
     slot: int
     request: Request
     result: Result
-    history: PenaltyHistory | None
+    history: TokenHistory | None
     stop: StopCondition | None
     eos: frozenset[int]
     shadow: Proposal | None = None
+    budget: SequenceBudget | None = None
 
     @property
     def root(self) -> int:
-        """The last emitted token, which the model has not seen."""
-        return self.result.tokens[-1]
+        """The last emitted token, which the model has not seen; before the first, the prompt's last."""
+        return self.result.tokens[-1] if self.result.tokens else self.request.prompt[-1]
 
     @property
     def position(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from loop.drafters import RandomTreeDrafter
 from loop.models import random_model
 from lossless.statistics import ALPHA, chi_square
-from specdec.acceptance import PenaltyHistory, SamplingParams, process_logits
+from specdec.acceptance import SamplingParams, TokenHistory, process_logits
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -32,10 +32,10 @@ def exact_law(model: GatedDeltaNetForCausalLM, length: int, params: SamplingPara
     law = np.zeros((VOCAB,) * length)
     cache = model.new_cache(1)
     for text in itertools.product(range(VOCAB), repeat=length):
-        probability, history = 1.0, PenaltyHistory(VOCAB, PROMPT)
+        probability, history = 1.0, TokenHistory(VOCAB, PROMPT)
         for i, token in enumerate(text):
             logits = model.prefill([[*PROMPT, *text[:i]]], cache=cache, slots=[0])[0]
-            probability *= float(process_logits(logits.double(), params, history.seen)[token])
+            probability *= float(process_logits(logits.double(), params, history)[token])
             history.extend([token])
         law[text] = probability
     return law
@@ -134,6 +134,34 @@ def test_unseeded_runs_report_a_seed_that_repeats_them(model):
     assert Loop(model).run([again])[0].tokens == first.tokens
     other = Loop(model).run([Request([4, 5], max_new_tokens=20, sampling=sampling, ignore_eos=True)])[0]
     assert other.seed != first.seed
+
+
+@pytest.mark.parametrize("cost", ["cheap", "dear"])
+def test_a_seed_repeats_drawn_drafts_at_any_batch_and_in_any_order(model, cost):
+    """With the default budget: how much a sampled sequence drafts must not come from the clock."""
+
+    class Cheap(ModelDrafter):
+        def step_cost(self, target):
+            return 0.05 if cost == "cheap" else 0.4
+
+    drafter = random_model(9, num_hidden_layers=1)
+    requests = [
+        Request(
+            [3 + i, 5, 7],
+            max_new_tokens=60 - i,
+            ignore_eos=True,
+            sampling=SamplingParams(temperature=0.6 + 0.2 * i if i < 4 else 0.0, seed=i),
+        )
+        for i in range(6)
+    ]
+    runs = []
+    for slots, order in ((1, 1), (1, 1), (3, 1), (6, -1)):
+        loop = Loop(model, Cheap(drafter, slots=slots), slots=slots)
+        runs.append(loop.run(requests[::order])[::order])
+        assert loop.statistics.drafted > 0
+    for run in runs[1:]:
+        assert [r.tokens for r in run] == [r.tokens for r in runs[0]]
+        assert [r.drafted for r in run[:4]] == [r.drafted for r in runs[0][:4]]
 
 
 def test_target_as_its_own_sampling_drafter_accepts_everything(model):

@@ -19,9 +19,13 @@ class Branch:
         self.possible: list[list[int]] = []
         self._script = script
 
-    def accept(self, depth: int, p: float, q: float) -> bool:
+    def accept(self, depth: int, p: float, q: float, rank: int = 0) -> bool:
         """An acceptance test that passes with probability min(1, p / q)."""
         chance = min(1.0, p / q)
+        return bool(self._choose(np.array([1.0 - chance, chance])))
+
+    def keep(self, node: int, chance: float) -> bool:
+        """A walk from the leaves up that ends at the node with the chance."""
         return bool(self._choose(np.array([1.0 - chance, chance])))
 
     def sample(self, depth: int, weights: np.ndarray) -> int:

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from specdec.acceptance import SamplingParams
 
 
-def distribution(logits: Sequence[float], params: SamplingParams, seen: Collection[int] = ()) -> np.ndarray:
-    """Probabilities [V] of one row, by sorting Python lists; `seen` may repeat tokens."""
+def edits(
+    logits: Sequence[float], params: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()
+) -> list[float]:
+    """One row after penalties, bias and masks; `output` has the node's own path. Without the callback."""
     x = [float(v) for v in logits]
-    for t in set(seen):
-        x[t] = x[t] / params.repetition_penalty if x[t] > 0 else x[t] * params.repetition_penalty
+    banned = set(params.banned_tokens)
+    for t in range(len(x)):
+        if t in prompt or t in output:
+            x[t] = x[t] / params.repetition_penalty if x[t] > 0 else x[t] * params.repetition_penalty
+        times = sum(1 for o in output if o == t)
+        if times:
+            x[t] -= params.presence_penalty
+        x[t] -= params.frequency_penalty * times
+        x[t] += dict(params.logit_bias).get(t, 0.0)
+        if t in banned or (params.allowed_tokens is not None and t not in params.allowed_tokens):
+            x[t] = -math.inf
+    return x
+
+
+def distribution(
+    logits: Sequence[float], params: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()
+) -> np.ndarray:
+    """Probabilities [V] of one row, by sorting Python lists."""
+    x = edits(logits, params, prompt, output)
     ranked = sorted(range(len(x)), key=lambda i: (-x[i], i))
     top = x[ranked[0]]
     if params.temperature == 0.0:

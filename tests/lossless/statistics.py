@@ -21,7 +21,7 @@ class Numbers:
     def __init__(self, table: dict[Stream, list[float]], position: int) -> None:
         self._table, self._position = table, position
 
-    def accept(self, depth: int, p: float, q: float) -> bool:
+    def accept(self, depth: int, p: float, q: float, rank: int = 0) -> bool:
         """The acceptance test of `SeededDecisions`."""
         return self._table[Stream.ACCEPT][self._position + depth] * q < p
 

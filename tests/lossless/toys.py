@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from lossless.reference import distribution
-from specdec.acceptance import Accepted, PenaltyHistory, SamplingParams, decide_round, process_logits
+from specdec.acceptance import Accepted, SamplingParams, TokenHistory, decide_round, process_logits
 
 VOCAB = 4
 
@@ -51,6 +51,7 @@ class Proposal:
     tree: Tree
     kind: Kind
     draft_probs: torch.Tensor | None = None
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -73,21 +74,21 @@ class Toy:
         for text in product(range(VOCAB), repeat=length):
             for i, x in enumerate(text):
                 before = (*prompt, *text[:i])
-                law[text] *= distribution(self.target[before[-1]].tolist(), self.params, before)[x]
+                law[text] *= distribution(self.target[before[-1]].tolist(), self.params, (), before)[x]
         return law
 
     @cached_property
     def p_rows(self) -> np.ndarray:
-        """[V, V] processed target rows by last token; only without penalty."""
+        """[V, V] processed target rows by last token; only where no row depends on the tokens before."""
         return self._rows(self.target)
 
     @cached_property
     def q_rows(self) -> np.ndarray:
-        """[V, V] processed draft rows by last token; only without penalty."""
+        """[V, V] processed draft rows by last token; only where no row depends on the tokens before."""
         return self._rows(self.draft)
 
     def _rows(self, logits: torch.Tensor) -> np.ndarray:
-        assert not self.params.penalised
+        assert not self.params.contextual
         return process_logits(logits, self.params).numpy()
 
 
@@ -104,10 +105,10 @@ def chain_round(toy: Toy, length: int, pick: Pick | None = None, walk: Walk | No
 
     def draft_row(history: tuple[int, ...], drafts: list[int]) -> np.ndarray:
         last = drafts[-1] if drafts else history[-1]
-        if not toy.params.penalised:
+        if not toy.params.contextual:
             return toy.q_rows[last]
-        seen = PenaltyHistory(VOCAB, history).with_path(drafts)
-        return process_logits(toy.draft[last], toy.params, seen).numpy()
+        before = TokenHistory(VOCAB, (), history).with_path(drafts)
+        return process_logits(toy.draft[last], toy.params, before).numpy()
 
     def round_(history: tuple[int, ...], decisions: Any) -> list[int]:
         drafts: list[int] = []
@@ -165,5 +166,5 @@ def tree_round(
 def _decide(
     toy: Toy, history: tuple[int, ...], nodes: list[int], proposal: Proposal | None, decisions: Any
 ) -> Accepted:
-    seen = PenaltyHistory(VOCAB, history)
-    return decide_round(toy.target[nodes], nodes, proposal, toy.params, seen, decisions)
+    before = TokenHistory(VOCAB, (), history)
+    return decide_round(toy.target[nodes], nodes, proposal, toy.params, before, decisions)

@@ -83,7 +83,13 @@ struct SamplingProbsParams {
   float* probs = nullptr;  // [R, V] contiguous; NaN throughout where the row has no finite maximum or a NaN
 };
 
+constexpr int kMaxDraws = 256;       // K
+constexpr int kMaxDrawNodes = 4096;  // of a round whose drafts are drawn
+
 // K tokens of each row, independent or without replacement, from the sequence's DRAFT or RACE stream.
+// Independent, token k passes u = uniform(seed, position, kDraft, draw_of(node, k)) of the row's sum, as
+// acceptance draws from p. Without replacement token x arrives at arrival_of(u, p(x)) with its u of the RACE
+// stream, and the K earliest are taken in their order, of equal ones the smaller token first.
 struct DrawParams {
   int64_t R = 0, V = 0, K = 0;
   const float* probs = nullptr;  // [R, V]

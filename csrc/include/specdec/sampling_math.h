@@ -79,6 +79,13 @@ SPECDEC_SHARED_FUNCTION bool is_finite_rank(uint32_t rank) {
   return rank > rank_of(-__builtin_inff()) && rank < rank_of(__builtin_inff());
 }
 
+// A temperature so small that its inverse is infinite shares the mass among the largest.
+SPECDEC_SHARED_FUNCTION float inverse_of(float temperature) {
+  if (!(temperature > 0.0f)) return 1.0f;
+  const float inverse = 1.0f / temperature;
+  return inverse < 0x1.fffffep127f ? inverse : 0x1.fffffep127f;
+}
+
 // What it takes to make an element of a row, and which are kept.
 struct RowScale {
   float largest = 0.0f;            // the greatest logit
@@ -128,7 +135,16 @@ enum class RandomStream : uint32_t {
   kRace,    // a drafter's draws without replacement, by the position of the round, node and token
 };
 
-constexpr int kRaceTokenBits = 21;  // a number of kRace has draw = node * 2^21 + token
+constexpr int kRaceTokenBits = 21;
+
+// The number of a drafter's draw k, or of token k in a race, below a node.
+SPECDEC_SHARED_FUNCTION uint64_t draw_of(int32_t node, int64_t k) {
+  return (static_cast<uint64_t>(static_cast<uint32_t>(node)) << 8) + static_cast<uint64_t>(k);
+}
+SPECDEC_SHARED_FUNCTION uint64_t race_of(int32_t node, int64_t token) {
+  return (static_cast<uint64_t>(static_cast<uint32_t>(node)) << kRaceTokenBits) +
+         static_cast<uint64_t>(token);
+}
 
 SPECDEC_SHARED_FUNCTION void philox_4x32_10(uint32_t (&c)[4], uint32_t k0, uint32_t k1) {
   for (int round = 0; round < 10; ++round) {
@@ -153,6 +169,42 @@ SPECDEC_SHARED_FUNCTION double uniform(uint64_t seed, int64_t position, RandomSt
   const int word = draw & 1 ? 2 : 0;
   const uint64_t bits = static_cast<uint64_t>(c[word + 1]) << 32 | c[word];
   return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+// -ln(1 - u) for a number of `uniform`, to about two units in the last place. 1 - u = 2^e m with m from
+// sqrt(1/2) to sqrt(2), and ln m = 2 atanh(s) with s = (m - 1) / (m + 1), at most 0.172, by its series.
+SPECDEC_SHARED_FUNCTION double exponential(double u) {
+  const double x = 1.0 - u;  // exact
+  uint64_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  int e = static_cast<int>(bits >> 52) - 1023;
+  bits = (bits & 0xfffffffffffffu) | 0x3ff0000000000000u;
+  double m;
+  __builtin_memcpy(&m, &bits, sizeof(m));
+  if (m > 0x1.6a09e667f3bcdp+0) {
+    m = 0.5 * m;
+    ++e;
+  }
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double p = 1.0 / 21.0;
+  p = p * z + 1.0 / 19.0;
+  p = p * z + 1.0 / 17.0;
+  p = p * z + 1.0 / 15.0;
+  p = p * z + 1.0 / 13.0;
+  p = p * z + 1.0 / 11.0;
+  p = p * z + 1.0 / 9.0;
+  p = p * z + 1.0 / 7.0;
+  p = p * z + 1.0 / 5.0;
+  p = p * z + 1.0 / 3.0;
+  const double twice = 2.0 * s;
+  // ln 2 in two parts: e times the first is exact.
+  const double low = p * z * twice + e * 0x1.ef35793c7673p-45;
+  return -((low + twice) + e * 0x1.62e42fefa38p-1);
+}
+
+// When a token of probability q > 0 arrives in the race.
+SPECDEC_SHARED_FUNCTION double arrival_of(double u, float q) {
+  return exponential(u) / static_cast<double>(q);
 }
 
 }  // namespace specdec

@@ -1,39 +1,40 @@
-"""Acceptance: which drafts are kept and which token follows, greedily or by exact speculative sampling."""
+"""Acceptance: which drafts are kept and which token follows, greedily or by an exact rule of sampling."""
 
+from specdec.acceptance.decisions import Accepted, Decisions, SeededDecisions
+from specdec.acceptance.editing import SequenceRows, edit_logits
 from specdec.acceptance.greedy import accept_greedy
+from specdec.acceptance.history import TokenHistory
+from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
+from specdec.acceptance.params import SamplingParams
+from specdec.acceptance.processing import greedy_tokens, process_logits
 from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
-from specdec.acceptance.sampling import (
-    PenaltyHistory,
-    SamplingParams,
-    greedy_tokens,
-    penalise,
-    process_logits,
-)
-from specdec.acceptance.speculative import (
-    Accepted,
-    Decisions,
-    ProposalLike,
-    accept_chain,
-    accept_sampled,
-    decide_round,
-)
+from specdec.acceptance.round import accept_sampled, decide_round
+from specdec.acceptance.rules import RULES, ProposalLike, resolve, rule_for
+from specdec.acceptance.typical import Typical
 
 __all__ = [
+    "RULES",
     "Accepted",
     "Decisions",
-    "PenaltyHistory",
     "ProposalLike",
     "SamplingParams",
+    "SeededDecisions",
+    "SequenceRows",
     "Stream",
-    "accept_chain",
+    "TokenHistory",
+    "TokenLogprob",
+    "Typical",
     "accept_greedy",
     "accept_sampled",
     "categorical",
     "decide_round",
+    "edit_logits",
     "greedy_tokens",
-    "penalise",
     "process_logits",
+    "resolve",
     "resolve_seed",
+    "rule_for",
+    "token_logprobs",
     "uniform",
     "uniform_grid",
 ]

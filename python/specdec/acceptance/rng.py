@@ -13,9 +13,16 @@ language:
    an odd one.
 5. u = ((hi * 2^32 + lo) div 2^11) * 2^-53, a float64 in [0, 1).
 
-`position` counts the tokens of the sequence from 0, the prompt included: it is the index of the token that
-the number helps to choose. Each position is decided once and each stream serves one purpose, so no number is
-used twice.
+`position` counts the tokens of the sequence from 0, the prompt included. ACCEPT and SAMPLE take that of the
+token which the number helps to choose: it is decided once. DRAFT, ROUND and RACE take that of the first token
+that the round emits, which no other round has: their numbers may have influenced an outcome although the
+round ended before the tokens they speak of. Each stream serves one purpose, so no number is used twice.
+
+    ACCEPT   draw = rank of the sibling that is tested
+    SAMPLE   draw = 0
+    DRAFT    draw = node * 2^8 + k      the k-th independent child of a node
+    ROUND    draw = node                whether the walk ends at the node
+    RACE     draw = node * 2^21 + x     when token x arrives in the race for the children of a node
 """
 
 from __future__ import annotations
@@ -37,7 +44,15 @@ class Stream(IntEnum):
 
     ACCEPT = 0  # the acceptance test of a drafted token
     SAMPLE = 1  # the token drawn from the target: residual, bonus, plain decoding
-    DRAFT = 2  # the drafter's own draws
+    DRAFT = 2  # a drafter's independent draws, by the position of the round
+    ROUND = 3  # tests of rules that look past the first rejection, by the position of the round
+    RACE = 4  # a drafter's draws without replacement, by the position of the round
+
+
+DRAFT_CHILD_BITS = 8
+"""A number of DRAFT has draw = node * 2^8 + child."""
+RACE_TOKEN_BITS = 21
+"""A number of RACE has draw = node * 2^21 + token."""
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

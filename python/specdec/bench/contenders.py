@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from specdec.acceptance.sampling import SamplingParams
+from specdec.acceptance.params import SamplingParams
 from specdec.generation import Request
 from specdec.methods import DrafterSpec, MethodOptions, build_drafter, get_method
 from specdec.models.base import CausalLM

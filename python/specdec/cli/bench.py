@@ -11,7 +11,7 @@ from typing import Literal, cast
 import torch
 from rich.console import Console
 
-from specdec.acceptance.sampling import SamplingParams
+from specdec.acceptance.params import SamplingParams
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, MethodContender, ReferenceContender
 from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe

@@ -14,7 +14,7 @@ from typing import Literal, TextIO, cast
 
 import torch
 
-from specdec.acceptance.sampling import SamplingParams
+from specdec.acceptance.params import SamplingParams
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import Comparison, print_panel
 from specdec.cli.text import TextWriter

@@ -1,10 +1,11 @@
 """Drafters: where the candidate tokens of a round come from."""
 
-from specdec.drafters.base import Drafter, DraftRequest
+from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
 from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind, batch_proposals
 
 __all__ = [
+    "CostlyDrafter",
     "DraftRequest",
     "Drafter",
     "NGramDrafter",

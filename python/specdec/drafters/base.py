@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.acceptance.sampling import SamplingParams
+from specdec.acceptance.history import TokenHistory
+from specdec.acceptance.params import SamplingParams
 from specdec.drafters.proposal import Proposal
+from specdec.models.base import CausalLM
 
 GREEDY = SamplingParams()
 
@@ -21,9 +23,10 @@ class DraftRequest:
         max_nodes: most nodes of the proposal; 0 asks for none.
         max_depth: most nodes of a path.
         sampling: how the target chooses; a drafter that draws processes its logits in the same way.
-        seed: the sequence's seed. A draft for position p draws from the DRAFT stream at p.
-        position: index in the sequence, prompt included, of the first token to draft.
-        emitted: all tokens emitted so far. Not to be kept: it grows.
+        seed: the sequence's seed.
+        position: index in the sequence, prompt included, of the first token to draft. All draws of the round
+            take numbers of this position, told apart by the node.
+        history: the sequence's tokens, where its sampling depends on them (`contextual`). It grows.
     """
 
     slot: int
@@ -32,7 +35,7 @@ class DraftRequest:
     sampling: SamplingParams = GREEDY
     seed: int = 0
     position: int = 0
-    emitted: Sequence[int] = ()
+    history: TokenHistory | None = None
 
 
 class Drafter(Protocol):
@@ -48,7 +51,9 @@ class Drafter(Protocol):
 
     @property
     def free_proposals(self) -> bool:
-        """Whether a proposal of any length costs next to nothing against a decode step of the target."""
+        """Whether a proposal of any length costs next to nothing against a decode step of the target; False
+        where the drafter is a `CostlyDrafter`.
+        """
 
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
         """A sequence with this prompt was admitted into the slot, and its prompt was prefilled."""
@@ -68,3 +73,13 @@ class Drafter(Protocol):
 
     def end(self, slot: int) -> None:
         """The sequence left the slot. Also called where `begin` was not reached, and then does nothing."""
+
+
+class CostlyDrafter(Drafter, Protocol):
+    """A drafter whose proposals cost time, so that it pays to ask for shorter ones."""
+
+    def levels(self, max_nodes: int) -> Sequence[int]:
+        """Nodes of a proposal that is 1, 2, ... tokens deep, as far as `max_nodes` go."""
+
+    def step_cost(self, target: CausalLM) -> float:
+        """What drafting one level costs, as a part of a decode step of the target; a constant, not a time."""

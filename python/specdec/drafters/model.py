@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.acceptance import PenaltyHistory, categorical, process_logits, uniform
-from specdec.acceptance.rng import Stream
-from specdec.acceptance.sampling import SamplingParams, greedy_tokens
+from specdec._host import MAX_SERIAL_NODES
 from specdec.cache import Steps
 from specdec.drafters.base import DraftRequest
+from specdec.drafters.draws import Parent, draw_children
 from specdec.drafters.proposal import Proposal, ProposalKind
+from specdec.drafters.shape import TreeShape
 from specdec.models.base import CausalLM
 from specdec.tree import TokenTree
 
@@ -32,42 +31,56 @@ class _Slot:
     """A sequence's drafter-side bookkeeping.
 
     Attributes:
-        prompt: its prompt.
         unseen: emitted tokens that are not in the drafter's state and have no factors; the last is the
             round's root.
         row: its row in the round being drafted, or -1.
         roots: emitted tokens at the start of that row, the unseen ones when it began.
-        fed: draft tokens of that round that the drafter has run (all but the last one proposed).
+        columns: places in that row of the nodes that the drafter has run, by node of the round (0: root).
         committed: nodes of its row to commit, once the target has decided.
-        history: what the repetition penalty counts; None where there is none.
     """
 
-    prompt: Sequence[int]
     unseen: list[int] = field(default_factory=list)
     row: int = -1
     roots: int = 0
-    fed: int = 0
+    columns: dict[int, int] = field(default_factory=dict)
     committed: list[int] = field(default_factory=list)
-    history: PenaltyHistory | None = None
 
 
 class ModelDrafter:
-    """Drafts chains with a model of the target's vocabulary, greedily where the request is greedy, else by
-    sampling.
+    """Drafts chains and trees with a model of the target's vocabulary: by sampling where the request is
+    sampled, else the likeliest tokens.
 
     Args:
         model: the drafter; its vocabulary must be the target's.
         slots: sequences at a time, as in the target's loop.
+        branching: children of the last emitted token, of each of those, and so on; the last number goes on.
+            (1,) drafts chains. See `TreeShape`.
+        replacement: whether siblings are drawn independently; False never repeats a sibling's token.
+
+    Raises:
+        ValueError: `branching` is no such list.
     """
 
     name = "model"
     free_proposals = False
 
-    def __init__(self, model: CausalLM, *, slots: int = 1) -> None:
+    def __init__(
+        self, model: CausalLM, *, slots: int = 1, branching: Sequence[int] = (1,), replacement: bool = False
+    ) -> None:
         self.model = model
+        self.shape = TreeShape(branching)
+        self.replacement = replacement
         self._cache = model.new_cache(slots)
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
+
+    def levels(self, max_nodes: int) -> Sequence[int]:
+        """Nodes of a proposal that is 1, 2, ... tokens deep."""
+        return self.shape.levels(max_nodes)
+
+    def step_cost(self, target: CausalLM) -> float:
+        """The drafter's weights over the target's: a small batch takes as long as reading them."""
+        return self.model.num_parameters / target.num_parameters
 
     def begin(self, slot: int, prompt: Sequence[int]) -> None:
         """Prefills the drafter's own state with the prompt.
@@ -82,7 +95,7 @@ class ModelDrafter:
             )
         self._settle()
         self.model.prefill([prompt], cache=self._cache, slots=[slot])
-        self._slots[slot] = _Slot(prompt)
+        self._slots[slot] = _Slot()
 
     def end(self, slot: int) -> None:
         """Forgets the sequence."""
@@ -92,33 +105,22 @@ class ModelDrafter:
     def observe(self, slot: int, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Notes what the target accepted; the next call commits it."""
         state = self._slots[slot]
-        if state.history is not None:
-            state.history.extend(tokens)
         if state.row < 0:
             state.unseen.extend(tokens)
             return
-        kept = min(len(path), state.fed)
-        width = self._width
-        state.committed = [*range(state.roots), *range(width, width + kept)]
-        state.unseen = list(tokens[kept:])
+        run = [state.columns[node + 1] for node in path if node + 1 in state.columns]
+        state.committed = [*range(state.roots), *run]
+        state.unseen = list(tokens[len(run) :])
         state.row = -1
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """Drafts a chain for each request that may have drafts, all of them in one batch."""
+        """Drafts for each request that may have drafts, all of them in one batch."""
         rows = [r for r in requests if min(r.max_nodes, r.max_depth) > 0]
         self._settle(defer_for=[r.slot for r in rows])
         if not rows:
             return [Proposal.empty() for _ in requests]
-        self._catch_up([r.slot for r in rows])
-        drafts, probs = self._draft(rows)
-        by_slot = {}
-        for request, chain, q in zip(rows, drafts, probs, strict=True):
-            sampled = not request.sampling.greedy
-            by_slot[request.slot] = Proposal(
-                TokenTree.from_chain(chain),
-                ProposalKind.IID if sampled else ProposalKind.DETERMINISTIC,
-                torch.stack(q) if sampled else None,
-            )
+        self._catch_up(rows)
+        by_slot = dict(zip([r.slot for r in rows], self._draft(rows), strict=True))
         return [by_slot.get(r.slot) or Proposal.empty() for r in requests]
 
     # --- state ---
@@ -142,74 +144,161 @@ class ModelDrafter:
                 self._slots[s].committed = []
         self._steps = Steps()
 
-    def _catch_up(self, slots: Sequence[int]) -> None:
+    def _catch_up(self, rows: Sequence[DraftRequest]) -> None:
         """Commits emitted tokens in passes of CATCH_UP nodes until the rest fits a drafting round."""
-        for slot in slots:
+        inner = [
+            sum(
+                len({place for place, _ in level})
+                for level in self.shape.layout(r.max_nodes, r.max_depth)[1:]
+            )
+            for r in rows
+        ]
+        room = min(CATCH_UP, MAX_SERIAL_NODES - max(inner))
+        for slot in [r.slot for r in rows]:
             unseen = self._slots[slot].unseen
-            while len(unseen) > CATCH_UP:
-                part = torch.tensor([unseen[:CATCH_UP]], dtype=torch.long)
+            while len(unseen) > room:
+                count = min(CATCH_UP, len(unseen) - 1)
+                part = torch.tensor([unseen[:count]], dtype=torch.long)
                 row = torch.tensor([slot], dtype=torch.int32)
                 _, round = self.model.forward(part, cache=self._cache, slots=row)
-                self._cache.commit(round, None, torch.tensor([CATCH_UP], dtype=torch.int32))
-                del unseen[:CATCH_UP]
+                self._cache.commit(round, None, torch.tensor([count], dtype=torch.int32))
+                del unseen[:count]
 
     # --- drafting ---
 
-    def _draft(self, rows: Sequence[DraftRequest]) -> tuple[list[list[int]], list[list[Tensor]]]:
-        """Runs the drafter token by token; returns each row's chain and the rows it was drawn from."""
+    def _draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
+        """Grows the trees of all rows level by level, one call of the model a level."""
         states = [self._slots[r.slot] for r in rows]
+        trees = [_Growing(r, self.shape.layout(r.max_nodes, r.max_depth)) for r in rows]
+        deepest = max(len(t.layout) for t in trees)
         slots = torch.tensor([r.slot for r in rows], dtype=torch.int32)
-        lengths = torch.tensor([len(s.unseen) for s in states], dtype=torch.int32)
-        width = self._width = int(lengths.max())
+        logits = self._read(states, slots)  # [B, V]
+        probs: list[Tensor] = []
+        count = 0
+        for level in range(deepest):
+            wanted = [tree.parents_at(level, self.model.eos_token_ids) for tree in trees]
+            flat = [(tree, p) for tree, parents in zip(trees, wanted, strict=True) for p in parents]
+            if not flat:
+                break
+            if level > 0:
+                logits = self._step(trees, wanted, states, slots)  # [R, V], R parents of all rows
+            children = draw_children(logits, [p for _, p in flat], replacement=self.replacement)
+            for (tree, parent), tokens, row in zip(flat, children.tokens, children.rows, strict=True):
+                tree.drawn[parent.node] = (tokens, row + count)
+            if children.probs is not None:
+                probs.append(children.probs)
+                count += len(children.probs)
+            for tree in trees:
+                tree.grow(level)
+        every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
+        return [tree.proposal(every, self.replacement) for tree in trees]
+
+    def _read(self, states: Sequence[_Slot], slots: Tensor) -> Tensor:
+        """Runs the tokens that the drafter has not seen; the logits after each row's last one, [B, V]."""
+        sizes = [len(s.unseen) for s in states]
+        width = max(sizes)
         tokens = torch.tensor([[*s.unseen, *[0] * (width - len(s.unseen))] for s in states])  # [B, width]
-        for row, (state, request) in enumerate(zip(states, rows, strict=True)):
-            state.row, state.roots, state.fed = row, len(state.unseen), 0
-            if request.sampling.penalised and state.history is None:
-                state.history = PenaltyHistory(self.model.vocab_size, [*state.prompt, *request.emitted])
+        lengths = torch.tensor(sizes, dtype=torch.int32)
+        for row, state in enumerate(states):
+            state.row, state.roots = row, len(state.unseen)
+            state.columns = {0: state.roots - 1}
         self._steps = Steps()
         logits, round = self.model.forward(tokens, cache=self._cache, slots=slots, lengths=lengths)
         self._steps.extend(round)
-        last = logits[torch.arange(len(rows)), lengths.long() - 1]  # [B, V]
+        return logits[torch.arange(len(states)), lengths.long() - 1]
 
-        chains: list[list[int]] = [[] for _ in rows]
-        probs: list[list[Tensor]] = [[] for _ in rows]
-        open_rows = [True] * len(rows)
-        while True:
-            for row, request in enumerate(rows):
-                if open_rows[row]:
-                    self._draw(request, states[row], last[row], chains[row], probs[row])
-                    full = len(chains[row]) == min(request.max_nodes, request.max_depth)
-                    open_rows[row] = not full and chains[row][-1] not in self.model.eos_token_ids
-            if not any(open_rows):
-                return chains, probs
-            # Rows that are done take no part: a length of 0.
-            active = torch.tensor(open_rows, dtype=torch.int32)
-            step = torch.tensor([[chain[-1]] for chain in chains])  # [B, 1]
-            count = len(self._steps)
-            first_step = count == width
-            parents = None
-            if first_step and any(len(s.unseen) != width for s in states):
-                parents = (lengths - 1).unsqueeze(1)  # [B, 1]: each row continues at its own last token
-            elif self._steps.round is not None and self._steps.round.parents is not None:
-                parents = torch.full((len(rows), 1), count - 1, dtype=torch.int32)
-            logits, round = self.model.forward(
-                step, cache=self._cache, slots=slots, parents=parents, lengths=active, prefix=self._steps
-            )
-            self._steps.extend(round)
-            for row, is_open in enumerate(open_rows):
-                states[row].fed += int(is_open)
-            last = logits[:, 0]
+    def _step(
+        self,
+        trees: Sequence[_Growing],
+        wanted: Sequence[Sequence[Parent]],
+        states: Sequence[_Slot],
+        slots: Tensor,
+    ) -> Tensor:
+        """Runs the nodes that get children; their logits one below the other, [R, V]."""
+        sizes = [len(nodes) for nodes in wanted]
+        width, first = max(sizes), len(self._steps)
+        tokens = torch.zeros(len(wanted), width, dtype=torch.long)
+        above = torch.full((len(wanted), width), -1, dtype=torch.int32)
+        for row, (tree, nodes, state) in enumerate(zip(trees, wanted, states, strict=True)):
+            for i, parent in enumerate(nodes):
+                tokens[row, i] = parent.path[-1]
+                above[row, i] = state.columns[tree.parents[parent.node - 1] + 1]
+                state.columns[parent.node] = first + i
+        round = self._steps.round
+        chains = width == 1 and round is not None and round.parents is None
+        if chains and all(int(above[row, 0]) == first - 1 for row, size in enumerate(sizes) if size):
+            parents = None  # every row goes on where the last call ended
+        else:
+            parents = above
+        logits, new = self.model.forward(
+            tokens,
+            cache=self._cache,
+            slots=slots,
+            parents=parents,
+            lengths=torch.tensor(sizes, dtype=torch.int32),  # 0: the row takes no part
+            prefix=self._steps,
+        )
+        self._steps.extend(new)
+        return torch.cat([logits[row, :size] for row, size in enumerate(sizes)])
 
-    def _draw(
-        self, request: DraftRequest, state: _Slot, logits: Tensor, chain: list[int], probs: list[Tensor]
-    ) -> None:
-        """Appends the next draft token of one row, and for a sampled one the row it was drawn from."""
-        sampling: SamplingParams = request.sampling
-        seen = state.history.with_path(chain) if sampling.penalised and state.history is not None else None
-        if sampling.greedy:
-            chain.append(int(greedy_tokens(logits, sampling, seen)))
+
+class _Growing:
+    """A request's tree while it grows.
+
+    Attributes:
+        request: what was asked for.
+        layout: its shape, see `TreeShape.layout`.
+        tokens: drafts so far.
+        parents: of each, -1 below the last emitted token.
+        drawn: by node of the round, children and the row that they were drawn from.
+    """
+
+    def __init__(self, request: DraftRequest, layout: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self.request = request
+        self.layout = layout
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.drawn: dict[int, tuple[list[int], int]] = {}
+        self._rows: list[int] = []
+        self._paths: list[tuple[int, ...]] = [()]  # by node of the round
+        self._places: list[int] = [0]  # of the last level: the node of the round, -1 where there is none
+
+    def parents_at(self, level: int, ends: frozenset[int]) -> list[Parent]:
+        """The nodes that get children in this level. The shape leaves out what follows an end token."""
+        if level >= len(self.layout):
+            return []
+        counts: dict[int, int] = {}
+        for place, rank in self.layout[level]:
+            counts[place] = rank + 1  # ranks ascend
+        parents = []
+        for place, count in counts.items():
+            node = self._places[place]
+            if node >= 0 and not (self._paths[node] and self._paths[node][-1] in ends):
+                parents.append(Parent(self.request, node, self._paths[node], count))
+        return parents
+
+    def grow(self, level: int) -> None:
+        """Adds the children that were drawn."""
+        if level >= len(self.layout):
             return
-        q = process_logits(logits, sampling, seen)
-        u = uniform(request.seed, request.position + len(chain), Stream.DRAFT)
-        chain.append(categorical(np.asarray(q), u))
-        probs.append(q)
+        places = []
+        for place, rank in self.layout[level]:
+            parent = self._places[place]
+            tokens, row = self.drawn.get(parent, ((), -1))
+            if rank >= len(tokens):
+                places.append(-1)
+                continue
+            self.tokens.append(tokens[rank])
+            self.parents.append(parent - 1)
+            self._rows.append(row)
+            self._paths.append((*self._paths[parent], tokens[rank]))
+            places.append(len(self.tokens))
+        self._places = places
+
+    def proposal(self, probs: Tensor | None, replacement: bool) -> Proposal:
+        """The tree with what it was drawn from."""
+        tree = TokenTree.unchecked(tuple(self.tokens), tuple(self.parents))
+        if not self.tokens or probs is None or self.request.sampling.greedy:
+            return Proposal(tree, ProposalKind.DETERMINISTIC)
+        kind = ProposalKind.IID if replacement else ProposalKind.WITHOUT_REPLACEMENT
+        return Proposal(tree, kind, probs, tuple(self._rows))

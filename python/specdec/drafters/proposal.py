@@ -33,8 +33,8 @@ class Proposal:
         kind: how the tokens came about.
         draft_probs: float32 [R, V], distributions that nodes were drawn from, after the same logits
             processing as the target's; None for DETERMINISTIC. The proposals of a round may share one tensor.
-        rows: [n] the row of `draft_probs` that each node was drawn from; None: node i from row i. Siblings of a
-            WITHOUT_REPLACEMENT proposal were all drawn from one row, which still holds the tokens that were
+        rows: [n] the row of `draft_probs` that each node was drawn from; None: node i from row i. Siblings of
+            a WITHOUT_REPLACEMENT proposal were all drawn from one row, which still holds the tokens that were
             taken out of it.
         confidence: the drafter's own hint, larger is surer, on the drafter's own scale (n-grams: the length
             of the match in tokens); None if it has none.
@@ -68,12 +68,10 @@ class Proposal:
         if rows is None:
             if len(probs) != nodes:
                 raise ValueError(
-                    f"draft_probs: got {_describe(probs)}, want [{nodes}, V], a row a node, where rows is None"
+                    f"draft_probs: got {_describe(probs)}, want [{nodes}, V], a row a node, as rows is None"
                 )
         elif len(rows) != nodes or (nodes and not 0 <= min(rows) <= max(rows) < len(probs)):
-            raise ValueError(
-                f"rows: got {rows}, want {nodes} numbers, one a node, from 0 to {len(probs) - 1}"
-            )
+            raise ValueError(f"rows: got {rows}, want {nodes} numbers from 0 to {len(probs) - 1}")
         if self.kind is ProposalKind.WITHOUT_REPLACEMENT:
             self._check_siblings(range(nodes) if rows is None else rows)
 
@@ -83,8 +81,8 @@ class Proposal:
             row, tokens = taken.setdefault(parent, (rows[node], set()))
             if rows[node] != row:
                 raise ValueError(
-                    f"rows: got row {rows[node]} for node {node}, want {row}, that of its siblings, as they were "
-                    "drawn without replacement"
+                    f"rows: got row {rows[node]} for node {node}, want {row}, that of its siblings, as "
+                    "they were drawn without replacement"
                 )
             if token in tokens:
                 raise ValueError(
@@ -127,8 +125,8 @@ class ProposalBatch:
         tokens: int64 [B, N], N = 1 + the most drafts of a row; 0 beyond a row's length.
         parents: int32 [B, N], -1 for node 0 and beyond a row's length; None where all rows are chains.
         lengths: int32 [B], nodes of each row.
-        draft_probs: float32 [R, V], what the drawn nodes were drawn from; None where nothing was drawn. Without
-            a copy where the proposals of the round share one tensor.
+        draft_probs: float32 [R, V], what the drawn nodes were drawn from; None where nothing was drawn. The
+            proposals' own tensor, not a copy, where they share one.
         draft_rows: int32 [B, N], each node's row of `draft_probs`, 0 where it was not drawn; None like those.
     """
 
@@ -176,7 +174,7 @@ def batch_proposals(root_tokens: Sequence[int], proposals: Sequence[Proposal]) -
 
 
 def _batch_rows(proposals: Sequence[Proposal], nodes: int) -> tuple[Tensor | None, Tensor | None]:
-    """The distributions of all proposals one below the other, each tensor once, and the rows of [B, N] nodes."""
+    """Distributions of all proposals one below the other, each tensor once; the rows of [B, N] nodes."""
     first: dict[int, int] = {}  # by tensor: its first row
     parts: list[Tensor] = []
     count = 0

@@ -18,6 +18,10 @@ class CausalLM(Protocol):
         """Number of tokens V."""
 
     @property
+    def num_parameters(self) -> int:
+        """Number of weights: how much a decode step reads, so that models can be compared without a clock."""
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
 

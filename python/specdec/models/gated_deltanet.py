@@ -89,6 +89,11 @@ class GatedDeltaNetForCausalLM:
         return self.config.vocab_size
 
     @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        return self.config.num_parameters
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
         return frozenset(self.config.eos_token_ids)

@@ -1,4 +1,4 @@
-"""Operators of the recurrences, of the short convolution and of the dense layers around them.
+"""Operators of the recurrences, of the short convolution, of the dense layers around them and of acceptance.
 
 Importing this package loads the operator library and registers the namespace `specdec` with torch. The raw
 operators are `torch.ops.specdec.*`. Every one has a twin in plain PyTorch and float64: in
@@ -10,6 +10,14 @@ call them under `torch.no_grad()` or `torch.inference_mode()`, or pass `.detach(
 """
 
 from specdec.ops._load import cpu_isa
+from specdec.ops.acceptance import (
+    Accepted,
+    AcceptRule,
+    accept_greedy,
+    accept_sampled,
+    draw_tokens,
+    sampling_probs,
+)
 from specdec.ops.convolution import conv_commit, conv_verify
 from specdec.ops.dense import (
     PackedWeight,
@@ -27,23 +35,29 @@ from specdec.ops.recurrence import commit, prefill, verify
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 __all__ = [
+    "AcceptRule",
+    "Accepted",
     "ConvPending",
     "ConvPrefix",
     "Factors",
     "PackedWeight",
     "Pending",
     "Prefix",
+    "accept_greedy",
+    "accept_sampled",
     "check_path",
     "commit",
     "conv_commit",
     "conv_verify",
     "cpu_isa",
+    "draw_tokens",
     "gated_delta_gates",
     "linear",
     "pack_weight",
     "prefill",
     "rms_norm",
     "rms_norm_linear",
+    "sampling_probs",
     "swiglu",
     "swiglu_linear",
     "verify",

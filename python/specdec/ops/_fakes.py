@@ -121,3 +121,21 @@ def _swiglu(x: Tensor) -> Tensor:
 @_fake("gated_delta_gates")
 def _gated_delta_gates(a: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return a.new_empty(a.shape, dtype=torch.float32), a.new_empty(a.shape, dtype=torch.float32)
+
+
+@_fake("accept_greedy")
+@_fake("accept_sampled")
+def _accept(logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    B, N = logits.shape[:2]
+    path = logits.new_empty((B, N), dtype=torch.int32)
+    return path, logits.new_empty((B,), dtype=torch.int32), logits.new_empty((B,), dtype=torch.int64)
+
+
+@_fake("sampling_probs")
+def _sampling_probs(logits: Tensor, *_: object) -> Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+@_fake("draw_tokens")
+def _draw_tokens(probs: Tensor, count: int, *_: object) -> Tensor:
+    return probs.new_empty((probs.shape[0], count), dtype=torch.int64)
