@@ -1,7 +1,9 @@
 // Which instances of acceptance exist, and which launches a call takes.
 #include "accept_greedy.cuh"
 #include "accept_sampled.cuh"
+#include "draw_tokens.cuh"
 #include "ops.h"
+#include "sampling_probs.cuh"
 
 namespace specdec::cuda {
 
@@ -52,12 +54,17 @@ TeamWorkspace wanted_by(const TeamView& view) {
   return {nullptr, nullptr, view.values_count(), view.counters_count()};
 }
 
-bool fits(const TeamView& view, const TeamWorkspace& workspace) {
-  return workspace.values_count >= view.values_count() && workspace.counters_count >= view.counters_count();
-}
+TeamView teams_of(const AcceptSampledParams& p) { return teams_for(p.B, p.V, kBins); }
+TeamView teams_of(const SamplingProbsParams& p) { return teams_for(p.R, p.V, kBins); }
+TeamView teams_of(const DrawParams& p) { return teams_for(p.R, p.V, kBins); }
 
-TeamView teams_of(const AcceptSampledParams& p) {
-  return teams_for(p.B, p.V, RowSampler<float, true>::kBins);
+// kOk: the teams have what they want, and rows of V elements are not too long for them.
+Status check(const TeamView& view, const TeamWorkspace& workspace, int64_t V) {
+  if (V < 1) return Status::kInvalidArgument;
+  if (parts_of(V) > kMaxParts) return Status::kUnsupported;
+  return workspace.values_count >= view.values_count() && workspace.counters_count >= view.counters_count()
+             ? Status::kOk
+             : Status::kInvalidArgument;
 }
 
 }  // namespace
@@ -78,11 +85,11 @@ Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream st
 TeamWorkspace accept_sampled_workspace(const AcceptSampledParams& p) { return wanted_by(teams_of(p)); }
 
 Status accept_sampled(const AcceptSampledParams& p, const TeamWorkspace& workspace, Stream stream) {
-  const Status status = check(p.B, p.N, p.V, p.accepted);
-  if (status != Status::kOk) return status;
-  if (p.N > kMaxSampledNodes || parts_of(p.V) > kMaxParts) return Status::kUnsupported;
   const TeamView view = teams_of(p);
-  if (!fits(view, workspace)) return Status::kInvalidArgument;
+  Status status = check(p.B, p.N, p.V, p.accepted);
+  if (status == Status::kOk) status = check(view, workspace, p.V);
+  if (status != Status::kOk) return status;
+  if (p.N > kMaxSampledNodes) return Status::kUnsupported;
   const AcceptSampledWork work{p, with(view, workspace)};
   const bool vector = aligned(p.logits, size_of(p.dtype), p.V, p.stride_b, p.stride_n) &&
                       aligned(p.draft_probs, 4, p.V, p.draft_stride, 0);
@@ -91,6 +98,32 @@ Status accept_sampled(const AcceptSampledParams& p, const TeamWorkspace& workspa
     return vector ? launch<AcceptSampled<T, true>>(work, stream)
                   : launch<AcceptSampled<T, false>>(work, stream);
   });
+}
+
+TeamWorkspace sampling_probs_workspace(const SamplingProbsParams& p) { return wanted_by(teams_of(p)); }
+
+Status sampling_probs(const SamplingProbsParams& p, const TeamWorkspace& workspace, Stream stream) {
+  const TeamView view = teams_of(p);
+  const Status status = check(view, workspace, p.V);
+  if (status != Status::kOk) return status;
+  const SamplingProbsWork work{p, with(view, workspace)};
+  const bool vector = aligned(p.logits, size_of(p.dtype), p.V, p.stride, 0);
+  return of_type(p.dtype, [&](auto x) {
+    using T = decltype(x);
+    return vector ? launch<SamplingProbs<T, true>>(work, stream)
+                  : launch<SamplingProbs<T, false>>(work, stream);
+  });
+}
+
+TeamWorkspace draw_tokens_workspace(const DrawParams& p) { return wanted_by(teams_of(p)); }
+
+Status draw_tokens(const DrawParams& p, const TeamWorkspace& workspace, Stream stream) {
+  const TeamView view = teams_of(p);
+  const Status status = check(view, workspace, p.V);
+  if (status != Status::kOk) return status;
+  const DrawTokensWork work{p, with(view, workspace)};
+  return aligned(p.probs, 4, p.V, p.stride, 0) ? launch<DrawTokens<true>>(work, stream)
+                                               : launch<DrawTokens<false>>(work, stream);
 }
 
 }  // namespace specdec::cuda

@@ -61,4 +61,10 @@ struct TeamWorkspace {
 TeamWorkspace accept_sampled_workspace(const AcceptSampledParams& p);
 Status accept_sampled(const AcceptSampledParams& p, const TeamWorkspace& workspace, Stream stream);
 
+// The same of rows.
+TeamWorkspace sampling_probs_workspace(const SamplingProbsParams& p);
+Status sampling_probs(const SamplingProbsParams& p, const TeamWorkspace& workspace, Stream stream);
+TeamWorkspace draw_tokens_workspace(const DrawParams& p);
+Status draw_tokens(const DrawParams& p, const TeamWorkspace& workspace, Stream stream);
+
 }  // namespace specdec::cuda

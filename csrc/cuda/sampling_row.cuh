@@ -54,7 +54,8 @@ struct SegmentLanes {
     for (int k = 0; k < 4; ++k) {
       if ((k & kBit) != 0) continue;
       const float got = shuffle_xor(upper ? x[k] : x[k | kBit], 8 * kBit);
-      (upper ? x[k] : x[k | kBit]) = got;
+      x[k] = upper ? got : x[k];
+      x[k | kBit] = upper ? x[k | kBit] : got;
     }
   }
 };
@@ -72,6 +73,7 @@ struct RowSettings {
   float inverse_t = 1.0f, top_p = 1.0f, min_p = 0.0f;
   int32_t top_k = 0;
 
+  RowSettings() = default;
   SPECDEC_DEVICE RowSettings(const SamplingView& view, int64_t row) {
     const float temperature = Global<const float>(view.temperature).load(row);
     const bool greedy = !(temperature > 0.0f);
@@ -127,15 +129,15 @@ enum class Pass : int32_t {
   kGreatest,  // rank and token of the greatest logit, as `greatest_key`
   kBins,      // masses, or numbers, by the digit of the rank
   kSum,
-  kDraw,   // the token at which the cumulative sum passes a number, after kSum of the same
-  kWrite,  // probabilities, to where the source says
+  kDraw,  // the token at which the cumulative sum passes a number, after kSum of the same
+  kOfSource,
 };
 
 // What is summed and drawn from. A source may have more.
 enum Elements : int32_t {
   kWeights,
   kEquals,  // 1 for a token of the rank, whatever min_p says
-  kOfSource,
+  kSourceElements,
 };
 
 constexpr int kDigit = 4, kBins = 1 << kDigit;  // bits of a rank that a pass finds
@@ -144,9 +146,9 @@ constexpr int kDigit = 4, kBins = 1 << kDigit;  // bits of a rank that a pass fi
 struct Order {
   Pass pass = Pass::kEnd;
   int elements = kWeights, row = 0;
-  int shift = 0;         // of the digit
-  uint32_t rank = 0;     // of kEquals; its digits above those of kBins
-  double number = 0.0;   // of kDraw, or of the source's elements
+  int place = 0;        // of kBins the digit's lowest bit; of the source's elements a child
+  uint32_t rank = 0;    // of kEquals; its digits above those of kBins
+  double number = 0.0;  // of kDraw, or of the source's elements
 };
 
 class Desk {
@@ -166,7 +168,7 @@ class Desk {
       words_.store(0, static_cast<int32_t>(order.pass));
       words_.store(1, order.elements);
       words_.store(2, order.row);
-      words_.store(3, order.shift);
+      words_.store(3, order.place);
       words_.store(4, static_cast<int32_t>(order.rank));
       longs_.store(0, bits_of(order.number));
     }
@@ -183,7 +185,7 @@ class Desk {
     order.pass = static_cast<Pass>(words_.load(0));
     order.elements = words_.load(1);
     order.row = words_.load(2);
-    order.shift = words_.load(3);
+    order.place = words_.load(3);
     order.rank = static_cast<uint32_t>(words_.load(4));
     order.number = double_of(longs_.load(0));
     return order;
@@ -214,9 +216,12 @@ class RowControl {
     order.pass = Pass::kGreatest;
     const uint64_t greatest = desk_.run(order);
     const uint32_t rank = static_cast<uint32_t>(greatest >> 32);
-    if (!is_finite_rank(rank)) return false;
     const RowSettings& settings = table_.settings;
     RowScale scale;
+    if (!is_finite_rank(rank)) {
+      store(row, scale);
+      return false;
+    }
     scale.largest = logit_of(rank);
     scale.inverse_t = settings.inverse_t;
     if (settings.top_k == 1) {
@@ -255,9 +260,9 @@ class RowControl {
     uint64_t goal = static_cast<uint64_t>(table_.settings.top_k);
     uint64_t above = 0, equal = 0;  // in number or mass
     SPECDEC_ROLL
-    for (order.shift = 32 - kDigit; order.shift >= 0; order.shift -= kDigit) {
+    for (order.place = 32 - kDigit; order.place >= 0; order.place -= kDigit) {
       desk_.run(order);
-      if (by_mass && order.shift == 32 - kDigit) {
+      if (by_mass && order.place == 32 - kDigit) {
         uint64_t total = 0;
         SPECDEC_ROLL
         for (int bin = 0; bin < kBins; ++bin) total += desk_.bins.load(bin);
@@ -269,7 +274,7 @@ class RowControl {
       SPECDEC_ROLL
       for (; bin > 0 && above + desk_.bins.load(bin) < goal; --bin) above += desk_.bins.load(bin);
       equal = desk_.bins.load(bin);
-      order.rank |= static_cast<uint32_t>(bin) << order.shift;
+      order.rank |= static_cast<uint32_t>(bin) << order.place;
     }
     // Of equal logits the first so many.
     uint64_t of_each = 1;
@@ -299,9 +304,10 @@ SPECDEC_DEVICE uint64_t greatest_key(float x, int64_t token) {
 }
 
 // The workers. The source has the rows:
+//   kScaled                                        the table says what makes their elements
 //   Global<const T> row(int)                       a row of logits
 //   void elements(order, scale, first, e)          a lane's of a segment, of elements of its own
-//   Global<float> output(int)                      of kWrite
+//   uint64_t pass(order, scale, workers)           of its own, with what the workers have for it
 template <typename T, bool kVector, typename Source>
 class RowWorkers {
  public:
@@ -320,7 +326,7 @@ class RowWorkers {
     columns_ = shared.take<uint64_t>(kBins * kWorkers);
     of_segments_ = again.take<double>(kBatch * kPart);
     of_elements_ = again.take<double>(kSegment);
-    of_warps_ = again.take<uint64_t>(kWorkingWarps);
+    of_warps_ = again.take<uint64_t>(2 * kWorkingWarps);
   }
 
   SPECDEC_DEVICE void work() {
@@ -328,10 +334,9 @@ class RowWorkers {
       const Order order = desk_.receive();
       // Tokens are chosen before min_p is looked at.
       const bool choosing = order.pass == Pass::kBins || order.elements == kEquals;
-      const RowScale scale =
-          order.pass == Pass::kEnd || order.pass == Pass::kGreatest
-              ? RowScale()
-              : table_.load(order.row, choosing ? 0.0f : table_.settings.min_p);
+      const RowScale scale = order.pass == Pass::kEnd || order.pass == Pass::kGreatest || !Source::kScaled
+                                 ? RowScale()
+                                 : table_.load(order.row, choosing ? 0.0f : table_.settings.min_p);
       uint64_t result = 0;
       switch (order.pass) {
         case Pass::kEnd:
@@ -348,16 +353,19 @@ class RowWorkers {
         case Pass::kDraw:
           result = draw(order, scale);
           break;
-        case Pass::kWrite:
-          write(order, scale);
+        case Pass::kOfSource:
+          result = source_.pass(order, scale, *this);
           break;
       }
       desk_.answer(result);
     }
   }
 
- private:
-  SPECDEC_DEVICE static void meet_workers() { barrier(kWorkersBarrier, kWorkers); }
+  // --- for a pass of the source's ---
+
+  SPECDEC_DEVICE Team& team() { return team_; }
+  SPECDEC_DEVICE static void meet() { barrier(kWorkersBarrier, kWorkers); }
+  SPECDEC_DEVICE const Shared<uint64_t>& of_warps() const { return of_warps_; }  // two numbers of each
 
   // f(token, logit) for all elements of the block.
   template <typename F>
@@ -378,6 +386,7 @@ class RowWorkers {
     }
   }
 
+ private:
   SPECDEC_DEVICE uint64_t find_greatest(const Order& order) {
     uint64_t greatest = 0;
     each(source_.row(order.row), [&](int64_t token, float x) {
@@ -390,7 +399,7 @@ class RowWorkers {
       if (other > greatest) greatest = other;
     }
     if (lane() == 0) of_warps_.store(warp(), greatest);
-    meet_workers();
+    meet();
     if (thread() == 0) {
       for (int w = 1; w < kWorkingWarps; ++w) {
         const uint64_t other = of_warps_.load(w);
@@ -409,17 +418,17 @@ class RowWorkers {
   // Into the desk's bins.
   SPECDEC_DEVICE void fill_bins(const Order& order, const RowScale& scale) {
     const bool by_mass = order.elements == kWeights;
-    const int above = order.shift + kDigit;
+    const int above = order.place + kDigit;
     // Each thread has bins of its own: nothing is added to by two.
     SPECDEC_UNROLL
     for (int bin = 0; bin < kBins; ++bin) columns_.store(bin * kWorkers + thread(), 0);
     each(source_.row(order.row), [&](int64_t token, float x) {
       const uint32_t rank = rank_of(x);
       if (above < 32 && rank >> above != order.rank >> above) return;
-      const int at = static_cast<int>(rank >> order.shift & (kBins - 1)) * kWorkers + thread();
+      const int at = static_cast<int>(rank >> order.place & (kBins - 1)) * kWorkers + thread();
       columns_.store(at, columns_.load(at) + (by_mass ? mass_of(scale.weight(x, token)) : 1));
     });
-    meet_workers();
+    meet();
     for (int bin = warp(); bin < kBins; bin += kWorkingWarps) {
       uint64_t sum = 0;
       SPECDEC_UNROLL
@@ -437,14 +446,14 @@ class RowWorkers {
 
   SPECDEC_DEVICE void elements(const Order& order, const RowScale& scale, int64_t first,
                                double (&e)[4]) const {
-    if (order.elements >= kOfSource) return source_.elements(order, scale, first, e);
+    if (order.elements >= kSourceElements) return source_.elements(order, scale, first, e);
     float x[4];
     Lanes::load(source_.row(order.row), first, V_, x);
     SPECDEC_UNROLL
     for (int k = 0; k < 4; ++k) {
       const int64_t token = first + Lanes::lane_of() + 32 * k;
       const float weight = token < V_ ? scale.weight(x[k], token) : 0.0f;
-      e[k] = order.elements == kWeights ? static_cast<double>(weight)
+      e[k] = order.elements == kWeights                     ? static_cast<double>(weight)
              : weight > 0.0f && rank_of(x[k]) == order.rank ? 1.0
                                                             : 0.0;
     }
@@ -460,7 +469,7 @@ class RowWorkers {
       const double of_segment = Lanes::sum(((e[0] + e[1]) + e[2]) + e[3]);
       if (lane() == 0) of_segments_.store(f, of_segment);
     }
-    meet_workers();
+    meet();
   }
 
   // The sums of the parts stay for a draw.
@@ -476,11 +485,11 @@ class RowWorkers {
         for (int s = 0; s < kPart; ++s) of_part += of_segments_.load(thread() * kPart + s);
         team_.put(part + thread() * team_.size(), bits_of(of_part));
       }
-      meet_workers();
+      meet();
     }
     team_.meet();
     for (int i = thread(); i < parts_; i += kWorkers) of_parts_.store(i, double_of(team_.get(i)));
-    meet_workers();
+    meet();
     double total = 0.0;
     for (int i = 0; i < parts_; ++i) total += of_parts_.load(i);
     return total;
@@ -499,20 +508,12 @@ class RowWorkers {
         SPECDEC_UNROLL
         for (int k = 0; k < 4; ++k) of_elements_.store(Lanes::lane_of() + 32 * k, e[k]);
       }
-      meet_workers();
+      meet();
       const int element = descend([&](int i) { return of_elements_.load(i); }, kSegment, rest);
       if (thread() == 0) team_.put(0, static_cast<uint64_t>(first + element));
     }
     team_.meet();
     return team_.get(0);
-  }
-
-  // NaN where the order says so.
-  SPECDEC_DEVICE void write(const Order& order, const RowScale& scale) const {
-    const Global<float> to = source_.output(order.row);
-    each(source_.row(order.row), [&](int64_t token, float x) {
-      to.store(token, order.number != 0.0 ? __builtin_nanf("") : scale.probability(x, token));
-    });
   }
 
   Team& team_;

@@ -29,10 +29,11 @@ SPECDEC_HOST_DEVICE int parts_of(int64_t V) {
 
 struct TeamView {
   int64_t teams = 0;
-  int size = 1;                 // blocks of a team
-  int slots = 0;                // numbers that a team can tell at a time
-  uint64_t* values = nullptr;   // [teams, 2, slots]
-  int32_t* counters = nullptr;  // tickets, blocks that are done, [teams, size] meetings; zeros before and after
+  int size = 1;                // blocks of a team
+  int slots = 0;               // numbers that a team can tell at a time
+  uint64_t* values = nullptr;  // [teams, 2, slots]
+  int32_t* counters =
+      nullptr;  // tickets, blocks that are done, [teams, size] meetings; zeros before and after
 
   SPECDEC_HOST_DEVICE int64_t blocks() const { return teams * size; }
   SPECDEC_HOST_DEVICE int64_t values_count() const { return teams * 2 * slots; }
