@@ -12,11 +12,10 @@ from torch import Tensor
 
 from specdec import ops
 from specdec.acceptance import SequenceRows, Typical, accept_sampled, edit_logits, rule_for
-from specdec.acceptance.rules import AcceptRule
+from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind
+from specdec.ops.acceptance import AcceptRule
 from specdec.sequence import ActiveSequence
-
-_TINY = torch.finfo(torch.float32).tiny  # a top-p that is less would be 0
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,12 @@ class BatchSettings:
 
     Attributes:
         greedy: whether all of them are.
-        temperature: float32 [B].
-        top_k: int32 [B].
-        top_p: float32 [B].
-        min_p: float32 [B].
+        sampling: [B] their rows' parameters.
         seeds: int64 [B], the bits of unsigned numbers.
     """
 
     greedy: bool
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
+    sampling: SamplingTensors
     seeds: Tensor
 
     @classmethod
@@ -45,11 +38,8 @@ class BatchSettings:
         params = [s.request.sampling for s in sequences]
         return cls(
             all(p.greedy for p in params),
-            torch.tensor([p.temperature for p in params], dtype=torch.float32),
-            torch.tensor([min(p.top_k, 2**31 - 1) for p in params], dtype=torch.int32),
-            torch.tensor([max(p.top_p, _TINY) for p in params], dtype=torch.float32),
-            torch.tensor([p.min_p for p in params], dtype=torch.float32),
-            torch.tensor([(s.result.seed + 2**63) % 2**64 - 2**63 for s in sequences], dtype=torch.int64),
+            SamplingTensors.of(params),
+            seed_bits([s.result.seed for s in sequences]),
         )
 
 
@@ -105,19 +95,15 @@ def decide_batch(
         accepted = ops.accept_greedy(logits, batch.tokens, parents=batch.parents, lengths=batch.lengths)
     else:
         rules = [_rule(rule, s, p, drafter) for s, p in zip(sequences, proposals, strict=True)]
-        draft_probs, draft_rows = _draft_rows(rules, proposals, batch.tokens.shape[1])
         accepted = ops.accept_sampled(
             logits,
             batch.tokens,
             parents=batch.parents,
             lengths=batch.lengths,
-            draft_probs=draft_probs,
-            draft_rows=draft_rows,
+            draft_probs=batch.draft_probs,
+            draft_rows=batch.draft_rows,
             rules=torch.tensor(rules, dtype=torch.int32),
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
+            **settings.sampling._asdict(),
             seeds=settings.seeds,
             positions=torch.tensor([s.position for s in sequences], dtype=torch.int64),
         )
@@ -158,26 +144,6 @@ def _rule(rule: str | Typical, sequence: ActiveSequence, proposal: Proposal, dra
         return cast(AcceptRule, found)  # `Typical` was decided alone
     except ValueError as error:
         raise ValueError(f"drafter {drafter}: {error}") from None
-
-
-def _draft_rows(
-    rules: Sequence[AcceptRule], proposals: Sequence[Proposal], nodes: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """The rows [R, V] that drafts were drawn from, and int32 [B, N] which node has which."""
-    probs: list[Tensor] = []
-    count = 0
-    rows = []
-    for rule, proposal in zip(rules, proposals, strict=True):
-        row = [0] * nodes
-        if rule is not AcceptRule.FOLLOW and proposal.draft_probs is not None:
-            drafts = range(len(proposal.tree)) if proposal.rows is None else proposal.rows
-            row[1 : 1 + len(proposal.tree)] = [count + r for r in drafts]
-            probs.append(proposal.draft_probs)
-            count += len(proposal.draft_probs)
-        rows.append(row)
-    if not probs:
-        return None, None
-    return probs[0] if len(probs) == 1 else torch.cat(probs), torch.tensor(rows, dtype=torch.int32)
 
 
 def _decide_alone(

@@ -2,7 +2,6 @@
 
 from specdec.acceptance.decisions import Accepted, Decisions, SeededDecisions
 from specdec.acceptance.editing import SequenceRows, edit_logits
-from specdec.acceptance.greedy import accept_greedy
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
 from specdec.acceptance.params import SamplingParams
@@ -24,7 +23,6 @@ __all__ = [
     "TokenHistory",
     "TokenLogprob",
     "Typical",
-    "accept_greedy",
     "accept_sampled",
     "categorical",
     "decide_round",
