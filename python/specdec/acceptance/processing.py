@@ -71,11 +71,12 @@ def called_back(row: Tensor, params: SamplingParams, tokens: Sequence[int]) -> T
     """
     if params.logits_processor is None:
         return row
-    given = params.logits_processor(list(tokens), row.clone())
+    own = torch.from_numpy(row.cpu().numpy().copy()).to(row.device)  # see editing.py for why numpy copies
+    given = params.logits_processor(list(tokens), own)
     if not isinstance(given, Tensor) or given.shape != row.shape or not given.is_floating_point():
         what = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else shown(given)
         raise ValueError(f"logits_processor: it returned {what}, want the logits [{row.numel()}]")
-    return given.to(row.dtype)
+    return given.detach().to(row.dtype)
 
 
 def greedy_tokens(logits: Tensor, params: SamplingParams, history: TokenHistory | None = None) -> Tensor:
