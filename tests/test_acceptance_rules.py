@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pytest
@@ -13,14 +13,23 @@ from hypothesis import strategies as st
 
 import specdec.acceptance.greedy
 import specdec.acceptance.rules
-from lossless.toys import Kind, Proposal, Tree
+from lossless.toys import PROMPT, Kind, Proposal, Toy, Tree, proposal_round
+from specdec import ops
 from specdec.acceptance import (
+    RULES,
     SamplingParams,
+    SeededDecisions,
     TokenHistory,
-    accept_greedy,
+    Typical,
     accept_sampled,
     process_logits,
+    resolve,
+    rule_for,
 )
+from specdec.acceptance.decisions import path_to
+from specdec.acceptance.greedy import walk_greedy
+from specdec.acceptance.typical import walk_typical
+from specdec.ops.acceptance import AcceptRule
 
 VOCAB = 9
 
@@ -44,67 +53,32 @@ def trees(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
     return parents, tokens, draw(st.integers(0, 2**32 - 1))
 
 
-@given(st.lists(trees(), min_size=1, max_size=4), st.booleans())
+@given(trees(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_greedy_takes_the_deepest_accepted_path(
-    batch: list[tuple[list[int], list[int], int]], chains: bool
-) -> None:
-    width = max(len(t[0]) for t in batch) + 1
-    g = np.random.default_rng(batch[0][2])
-    want = g.integers(3, size=(len(batch), width))  # few values: drafts are often right
-    have = g.integers(3, size=(len(batch), width))
-    above = g.integers(-5, 99, size=(len(batch), width))  # poison beyond the lengths
-    sizes = [len(t[0]) for t in batch]
-    sizes[-1] *= int(g.integers(2))
-    for b, (parents, _, _) in enumerate(batch):
-        above[b, : len(parents)] = np.arange(-1, len(parents) - 1) if chains else parents
-    path, lengths, after = accept_greedy(
-        torch.from_numpy(want),
-        torch.from_numpy(have),
-        None if chains else torch.from_numpy(above),
-        torch.tensor(sizes, dtype=torch.int32),
+def test_greedy_takes_the_deepest_accepted_path(tree: tuple[list[int], list[int], int], chain: bool) -> None:
+    parents, tokens, seed = tree
+    if chain:
+        parents = list(range(-1, len(parents) - 1))
+    tokens = [t % 3 for t in tokens]  # few values: drafts are often right
+    rows = np.random.default_rng(seed).normal(size=(len(tokens), 3))
+    want = rows.argmax(1).tolist()
+    best = max(walk(want, tokens, parents), key=lambda p: (len(p), -p[-1]))
+    assert walk_greedy(rows.__getitem__, tokens, parents) == (list(best), want[best[-1]])
+    got = ops.accept_greedy(
+        torch.from_numpy(rows.astype(np.float32))[None],
+        torch.tensor([tokens]),
+        torch.tensor([parents], dtype=torch.int32),
     )
-    assert (path.dtype, lengths.dtype, after.dtype) == (torch.int32, torch.int32, torch.int64)
-    assert path.shape[1] == max(1, int(lengths.max()))
-    for b, size in enumerate(sizes):
-        if size == 0:
-            assert lengths[b] == 0
-            assert after[b] == 0
-            assert not path[b].any()
-            continue
-        accepted = walk(want[b].tolist(), have[b, :size].tolist(), above[b, :size].tolist())
-        best = max(accepted, key=lambda p: (len(p), [-j for j in p[-1:]]))
-        assert tuple(path[b, : lengths[b]].tolist()) == best
-        assert not path[b, lengths[b] :].any()
-        assert after[b] == want[b, best[-1]]
-
-
-def test_greedy_takes_strided_inputs_and_an_empty_batch() -> None:
-    wide = torch.tensor([[5, 0, 6, 0, 7, 0], [1, 0, 2, 0, 3, 0]])
-    tokens = torch.tensor([[9, 5, 6], [9, 4, 2]]).t().contiguous().t()
-    path, lengths, after = accept_greedy(wide[:, ::2], tokens, None, torch.tensor([3, 3]))
-    assert (path.tolist(), lengths.tolist(), after.tolist()) == ([[0, 1, 2], [0, 0, 0]], [3, 1], [7, 1])
-    none = torch.empty(0, 3, dtype=torch.int64)
-    for parents in (None, none):
-        path, lengths, after = accept_greedy(none, none, parents, torch.empty(0, dtype=torch.int64))
-        assert (path.shape, lengths.shape, after.shape) == ((0, 1), (0,), (0,))
+    assert (got.path[0, : len(best)].tolist(), int(got.path_lengths[0])) == (list(best), len(best))
+    assert int(got.next_token[0]) == want[best[-1]]
 
 
 def test_greedy_is_not_misled_by_a_repeated_sibling() -> None:
-    want = torch.tensor([[4, 0, 7, 8]])
-    tokens = torch.tensor([[1, 4, 4, 7]])  # two children 4; only the second goes on
-    path, lengths, after = accept_greedy(want, tokens, torch.tensor([[-1, 0, 0, 2]]), torch.tensor([4]))
-    assert (path.tolist(), lengths.tolist(), after.tolist()) == ([[0, 2, 3]], [3], [8])
-
-
-def test_greedy_names_the_wrong_argument() -> None:
-    a, size = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([3, 3])
-    with pytest.raises(ValueError, match=r"tokens: got \(2, 2\)"):
-        accept_greedy(a, a[:, :2], None, size)
-    with pytest.raises(ValueError, match=r"parents: got \(1, 3\)"):
-        accept_greedy(a, a, a[:1], size)
-    with pytest.raises(ValueError, match=r"lengths: got \(1,\), want \[2\]"):
-        accept_greedy(a, a, None, size[:1])
+    rows = np.eye(9)[[4, 0, 7, 8]]
+    # Two children 4; only the second goes on.
+    assert walk_greedy(rows.__getitem__, [1, 4, 4, 7], [-1, 0, 0, 2]) == ([0, 2, 3], 8)
+    ties = np.zeros((2, 5))
+    assert walk_greedy(ties.__getitem__, [1, 0], [-1, 0]) == ([0, 1], 0)
 
 
 PARAMS = st.builds(
@@ -125,14 +99,6 @@ class Model:
 
     def __call__(self, text: list[int]) -> torch.Tensor:
         return self.table[text[-2], text[-1]]
-
-
-def path_to(node: int, parents: list[int]) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 def decode(
@@ -175,31 +141,50 @@ def test_deterministic_drafts_do_not_change_a_seeded_text(
     assert decode(model, params, seed, [1, 2, 3], 20, propose) == plain
 
 
-@given(st.integers(0, 2**32 - 1), PARAMS, st.integers(1, 5))
-@settings(max_examples=80, deadline=None)
-def test_chain_rounds_stay_in_the_support_and_repeat_in_any_order(
-    case: int, params: SamplingParams, n: int
+class Drawing(SeededDecisions):
+    """A sequence's decisions, and a drafter's draws from another generator."""
+
+    def __init__(self, seed: int, position: int) -> None:
+        super().__init__(seed, position)
+        self._g = np.random.default_rng([seed, position])
+
+    def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
+        weights = np.array(q, np.float64)
+        weights[list(elder or ())] = 0.0
+        return int(self._g.choice(len(weights), p=weights / weights.sum()))
+
+
+@given(trees(), PARAMS, st.sampled_from([Kind.IID, Kind.WITHOUT_REPLACEMENT]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_drawn_rounds_stay_in_the_support_and_repeat_in_any_order(
+    tree: tuple[list[int], list[int], int], params: SamplingParams, kind: Kind, data: st.DataObject
 ) -> None:
+    """That the path runs from the root token to a node is checked by `proposal_round`."""
+    parents, _, case = tree
+    drafts = [p - 1 for p in parents[1:]]
+    names = ["auto", "speculative", "traversal", "typical"] + ["k-seq"] * (kind is Kind.IID)
+    rule = data.draw(st.sampled_from(names))
     g = torch.Generator().manual_seed(case)
-    rounds = []
-    for b in range(4):
-        history = TokenHistory(VOCAB, [0, b])
-        logits, draft_logits = 2 * torch.randn(2, n + 1, VOCAB, generator=g)
-        drafts: list[int] = []
-        rows = []
-        for i in range(n):
-            q = process_logits(draft_logits[i], params, history.with_path(drafts))
-            drafts.append(int(torch.multinomial(q, 1, generator=g)))
-            rows.append(q)
-        proposal = Proposal(Tree(list(range(-1, n - 1))), Kind.IID, torch.stack(rows))
-        rounds.append((logits, [b, *drafts], proposal, params, history, 1000 + b, 2))
-    first = [accept_sampled(*r) for r in rounds]
-    assert [accept_sampled(*r) for r in rounds[::-1]][::-1] == first
-    for (logits, tokens, *_, history, _, _), (path, x) in zip(rounds, first, strict=True):
-        assert path == list(range(len(path)))
-        for i, token in enumerate([*tokens[1 : len(path)], x]):
-            row = process_logits(logits[i], params, history.with_path(tokens[1 : i + 1]))
-            assert row[token] > 0
+    models = 2 * torch.randn(3, 2, VOCAB, VOCAB, generator=g)  # float32
+    models[models > 3.0] = -torch.inf
+    toys = [Toy(target, draft, params) for target, draft in models]
+
+    def run(toy: Toy) -> list[list[int]]:
+        rounds, text, emitted = proposal_round(toy, drafts, kind, rule), PROMPT, []
+        for _ in range(3):
+            emitted.append(rounds(text, Drawing(case, len(text))))
+            text = (*text, *emitted[-1])
+        return emitted
+
+    first = [run(toy) for toy in toys]
+    assert [run(toy) for toy in toys[::-1]][::-1] == first
+    for toy, rounds in zip(toys, first, strict=True):
+        text = PROMPT
+        for emitted in rounds:
+            assert 1 <= len(emitted) <= 1 + max(len(path_to(i, parents)) - 1 for i in range(len(parents)))
+            for token in emitted:
+                assert toy.p(text)[token] > 0
+                text = (*text, token)
 
 
 @given(trees())
@@ -214,9 +199,7 @@ def test_temperature_zero_is_greedy_acceptance(tree: tuple[list[int], list[int],
     logits = torch.stack([model([*text, *(tokens[j] for j in p[1:])]) for p in paths])
     proposal = Proposal(Tree([p - 1 for p in parents[1:]]), Kind.DETERMINISTIC)
     path, x = accept_sampled(logits, tokens, proposal, SamplingParams(), None, 0, 0)
-    one = [torch.tensor([row]) for row in (tokens, parents)]
-    row = accept_greedy(logits.argmax(-1)[None], *one, torch.tensor([len(tokens)]))
-    assert (path, x) == (row[0][0].tolist(), int(row[2]))
+    assert (path, x) == walk_greedy(logits.numpy().__getitem__, tokens, parents)
 
 
 def test_a_seed_decides_and_every_position_has_its_own_numbers() -> None:
@@ -228,7 +211,7 @@ def test_a_seed_decides_and_every_position_has_its_own_numbers() -> None:
 
 
 def test_a_large_vocabulary_decides_as_row_by_row() -> None:
-    params, vocab = SamplingParams(temperature=0.7), 9001  # target rows are made a few at a time
+    params, vocab = SamplingParams(temperature=0.7), 9001
     logits = 3 * torch.randn(8, vocab, generator=torch.Generator().manual_seed(9))
     tokens = [0]
     for i in range(8):
@@ -246,7 +229,7 @@ def test_errors_name_the_argument() -> None:
     def decide(tokens: list[int], proposal: Proposal | None) -> None:
         accept_sampled(logits, tokens, proposal, params, None, 0, 0)
 
-    with pytest.raises(ValueError, match="speculative is not exact for a tree of kind WITHOUT_REPLACEMENT"):
+    with pytest.raises(ValueError, match="auto is not exact for a tree of kind WITHOUT_REPLACEMENT"):
         decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))
     with pytest.raises(ValueError, match=r"draft_probs: got None, want \[R, 9\]"):
         decide([0, 1, 2], Proposal(line, Kind.IID))
@@ -263,6 +246,94 @@ def test_errors_name_the_argument() -> None:
     logits[0, 3] = float("nan")
     with pytest.raises(ValueError, match="positive finite sum"):
         decide([0, 1, 2], Proposal(line, Kind.DETERMINISTIC))
+
+
+EXACT_RULES = {  # name, kind, chain -> the rule; what is missing is an error
+    ("auto", "IID", True): AcceptRule.TRAVERSAL,
+    ("auto", "IID", False): AcceptRule.TRAVERSAL,
+    ("auto", "WITHOUT_REPLACEMENT", True): AcceptRule.TRAVERSAL,
+    ("auto", "WITHOUT_REPLACEMENT", False): AcceptRule.TRAVERSAL_WITHOUT_REPLACEMENT,
+    ("traversal", "IID", True): AcceptRule.TRAVERSAL,
+    ("traversal", "IID", False): AcceptRule.TRAVERSAL,
+    ("traversal", "WITHOUT_REPLACEMENT", True): AcceptRule.TRAVERSAL,
+    ("traversal", "WITHOUT_REPLACEMENT", False): AcceptRule.TRAVERSAL_WITHOUT_REPLACEMENT,
+    ("speculative", "IID", True): AcceptRule.RECURSIVE,
+    ("speculative", "IID", False): AcceptRule.RECURSIVE,
+    ("speculative", "WITHOUT_REPLACEMENT", True): AcceptRule.RECURSIVE,
+    ("speculative", "WITHOUT_REPLACEMENT", False): AcceptRule.RECURSIVE_WITHOUT_REPLACEMENT,
+    ("k-seq", "IID", True): AcceptRule.K_SEQ,
+    ("k-seq", "IID", False): AcceptRule.K_SEQ,
+    ("k-seq", "WITHOUT_REPLACEMENT", True): AcceptRule.K_SEQ,
+    ("block", "IID", True): AcceptRule.TRAVERSAL,
+    ("block", "WITHOUT_REPLACEMENT", True): AcceptRule.TRAVERSAL,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_pairing_of_rules_and_proposals(name: str) -> None:
+    for kind in Kind:
+        for chain in (True, False):
+            if name == "typical":
+                assert resolve(name, kind.name, chain) == Typical()
+            elif kind is Kind.DETERMINISTIC:
+                assert resolve(name, kind.name, chain) is AcceptRule.FOLLOW
+            elif (name, kind.name, chain) in EXACT_RULES:
+                assert resolve(name, kind.name, chain) is EXACT_RULES[name, kind.name, chain]
+            else:
+                with pytest.raises(ValueError, match=f"{name} is not exact for a tree of kind {kind.name}"):
+                    resolve(name, kind.name, chain)
+    assert RULES[name].lossless == (name != "typical")
+    assert ("LOSSY" in RULES[name].description) == (name == "typical")
+
+
+def test_pairing_looks_at_rows_topology_and_temperature() -> None:
+    q = torch.full((4, VOCAB), 1 / VOCAB)
+    fork = Tree([-1, -1, 0])
+    one_row = Proposal(fork, Kind.IID, q, (2, 2, 0))
+    for rows in (None, (0, 1, 2)):
+        with pytest.raises(ValueError, match=r"k-seq is not exact .* want siblings drawn from one row"):
+            rule_for("k-seq", Proposal(fork, Kind.IID, q[:3], rows))
+        for name in ("auto", "speculative", "traversal"):
+            with pytest.raises(ValueError, match=f"{name} is not exact .* want siblings that name one row"):
+                rule_for(name, Proposal(fork, Kind.WITHOUT_REPLACEMENT, q[:3], rows))
+        assert rule_for("speculative", Proposal(fork, Kind.IID, q[:3], rows)) is AcceptRule.RECURSIVE
+    assert rule_for("k-seq", one_row) is AcceptRule.K_SEQ
+    assert rule_for("auto", one_row) is AcceptRule.TRAVERSAL
+    assert rule_for("auto", one_row, greedy=True) is AcceptRule.FOLLOW
+    assert rule_for("typical", one_row, greedy=True) == Typical()
+    assert rule_for("block", Proposal(Tree([-1, 0]), Kind.IID, q[:2])) is AcceptRule.TRAVERSAL
+    assert rule_for("block", None) is AcceptRule.FOLLOW
+    assert rule_for(Typical(0.5, 0.1), None) == Typical(0.5, 0.1)
+
+
+@pytest.mark.parametrize("rule", ["fastest", "Block", "", None, 3, ["auto"]])
+def test_an_unknown_rule_is_named(rule: object) -> None:
+    with pytest.raises(ValueError, match=r"acceptance: got .*, want one of auto, speculative, k-seq, block"):
+        resolve(rule, "IID", chain=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kind: got 'SORTED', want one of DETERMINISTIC, IID, WITHOUT"):
+        resolve("auto", "SORTED", chain=True)
+
+
+def test_typical_acceptance_by_hand() -> None:
+    p = np.array([[0.5, 0.5, 0.0], [0.98, 0.02, 0.0], [0.1, 0.1, 0.8], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    tokens, parents = [0, 0, 1, 1, 2], [-1, 0, 0, 1, 2]
+
+    def decide(rule: Typical) -> tuple[list[int], int]:
+        return walk_typical(p.__getitem__, tokens, parents, SeededDecisions(0, 0), rule)
+
+    # Row 0 has exp(-H) = 0.5: its floor is min(0.09, 0.15), and both drafts of 0.5 are kept. At node 1 the
+    # draft of 0.02 is not, at node 2 that of 0.8 is: the longest path ends at node 4.
+    assert decide(Typical()) == ([0, 2, 4], 0)
+    assert decide(Typical(epsilon=0.01))[0] == [0, 1, 3]  # of two longest the earlier
+    assert decide(Typical(epsilon=0.5, delta=1.0))[0] == [0]  # p > 0.5 is not p >= 0.5
+    assert decide(Typical(epsilon=0.0, delta=0.0))[0] == [0, 1, 3]  # whatever has any probability
+
+
+def test_typical_names_the_wrong_threshold() -> None:
+    with pytest.raises(ValueError, match=r"epsilon: got 1.5"):
+        Typical(epsilon=1.5)
+    with pytest.raises(ValueError, match="delta: got -1"):
+        Typical(delta=-1)
 
 
 def test_docstring_examples() -> None:

@@ -31,11 +31,12 @@ class Scripted:
     ) -> None:
         self.method = method
         self.drafter = drafter
+        self.acceptance = None
         self.order: list[str] = []
         self._seconds = iter([1.0, *seconds])  # the first run warms up
         self._token = token
 
-    def run(self, prompts: Tokens, count: int, known: Tokens) -> Run:
+    def run(self, prompts: Tokens, count: int, known: Tokens, turn: int = 0) -> Run:
         self.order.append(self.method)
         tokens = [[self._token] * count for _ in prompts]
         emitted = (count - 1) * len(prompts)
@@ -184,8 +185,8 @@ def test_command_writes_table_json_and_plot(tmp_path: Path) -> None:
 def test_command_exits_1_on_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = MethodContender.run
 
-    def cheating(self: MethodContender, prompts: Tokens, count: int, known: Tokens) -> Run:
-        run = honest(self, prompts, count, known)
+    def cheating(self: MethodContender, prompts: Tokens, count: int, known: Tokens, turn: int = 0) -> Run:
+        run = honest(self, prompts, count, known, turn)
         return replace(run, tokens=[[*t[:-1], t[-1] ^ 1] for t in run.tokens]) if self.drafter else run
 
     monkeypatch.setattr(MethodContender, "run", cheating)
@@ -201,6 +202,59 @@ def test_sampled_command_compares_nothing(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, ["bench", *args, "--temperature", "1"])
     assert result.exit_code == 0
     assert "tokens were not compared" in result.stdout
+
+
+def test_sampled_command_compares_rules(tmp_path: Path) -> None:
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    args = ["bench", "--prompts", str(_prompt_file(tmp_path)), "--max-new-tokens", "12", "--repeats", "2"]
+    args += ["--temperature", "0.8", "--drafter", "exit:2,ngram", "--acceptance", "block,speculative"]
+    result = RUNNER.invoke(app, [*args, "--json", str(out), "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    rows = [r for r in json.loads(out.read_text())["rows"] if "kind" not in r]
+    assert [(r["method"], r["drafter"], r["acceptance"]) for r in rows] == [
+        ("autoregressive", None, None),
+        ("specla", "exit:2", "block"),
+        ("specla", "exit:2", "speculative"),
+        ("specla", "ngram", "follow"),
+    ]
+    assert all(r["tokens_match"] is None and 0 < r["acceptance_share"] < 1 for r in rows)
+    assert rows[0]["mean_accepted_length"] == 1.0
+    assert 1.0 < rows[1]["mean_accepted_length"] <= 12.0
+    assert "specla, exit:2, block" in plot.read_text().replace("&#45;", "-") or plot.stat().st_size > 1000
+    tree = ["--draft-tree", "2,2,1", "--acceptance", "traversal,k-seq", "--drafter", "exit:2"]
+    result = RUNNER.invoke(app, [*args[:-4], *tree])
+    assert result.exit_code == 0, result.output
+    assert "exit:2 tree 2,2,1" in result.stdout
+    assert "k-seq" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        (["--temperature", "1", "--acceptance", "magic"], "--acceptance: got 'magic', want one of auto"),
+        (
+            [
+                "--temperature",
+                "1",
+                "--acceptance",
+                "auto,block",
+                "--drafter",
+                "exit:2",
+                "--draft-tree",
+                "2,1",
+            ],
+            "--acceptance: block is not exact for a tree",
+        ),
+        (["--acceptance", "block"], "--acceptance: at temperature 0 no rule is at work"),
+        (["--temperature", "1", "--drafter", "exit:2", "--draft-tree", "0"], "--draft-tree: got"),
+        (["--temperature", "1", "--drafter", "exit:10"], "--drafter: got exit:10, want at most 9"),
+    ],
+)
+def test_rules_and_drafters_are_refused_before_anything_runs(extra: list[str], says: str) -> None:
+    result = RUNNER.invoke(app, ["bench", *extra])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stdout == ""
 
 
 def test_method_contender_ignores_end_tokens_and_counts_without_the_prefill() -> None:

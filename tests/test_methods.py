@@ -31,19 +31,19 @@ def greedy(model: CausalLM) -> list[list[int]]:
     return [r.tokens for r in autoregressive(model, slots=2).run(_requests(24))]
 
 
-@pytest.mark.parametrize("text", ["ngram", "oracle"])
+@pytest.mark.parametrize("text", ["ngram", "oracle", "exit:1"])
 @pytest.mark.parametrize("commit", ["deferred", "eager"])
 def test_specla_writes_the_autoregressive_tokens(
     model: CausalLM, greedy: list[list[int]], text: str, commit: str
 ) -> None:
+    options = MethodOptions(slots=2, commit=commit, max_draft=5, adaptive=False)  # type: ignore[arg-type]
     drafter = build_drafter(
         DrafterSpec.parse(text, p=0.7),
-        vocab_size=model.vocab_size,
-        slots=2,
+        model,
+        options,
         dtype=torch.float32,
         continuations=list(zip(PROMPTS, greedy, strict=True)),
     )
-    options = MethodOptions(slots=2, commit=commit, max_draft=5, adaptive=False)  # type: ignore[arg-type]
     loop = get_method("specla").build(model, drafter, options)
     assert [r.tokens for r in loop.run(_requests(24))] == greedy
     assert loop.statistics.drafted > 0
@@ -52,8 +52,8 @@ def test_specla_writes_the_autoregressive_tokens(
 def test_fixed_drafts_are_as_long_as_asked(model: CausalLM, greedy: list[list[int]]) -> None:
     drafter = build_drafter(
         DrafterSpec.parse("oracle"),
-        vocab_size=model.vocab_size,
-        slots=1,
+        model,
+        MethodOptions(),
         dtype=torch.float32,
         continuations=list(zip(PROMPTS, greedy, strict=True)),
     )
@@ -65,7 +65,7 @@ def test_fixed_drafts_are_as_long_as_asked(model: CausalLM, greedy: list[list[in
 
 def test_model_drafter_of_the_target_itself_is_always_right(model: CausalLM, greedy: list[list[int]]) -> None:
     spec = DrafterSpec("model", "itself")
-    drafter = build_drafter(spec, vocab_size=model.vocab_size, slots=2, dtype=torch.float32, model=model)
+    drafter = build_drafter(spec, model, MethodOptions(slots=2), dtype=torch.float32, model=model)
     loop = specla(model, drafter, slots=2, max_draft=4, adaptive=False)
     assert [r.tokens for r in loop.run(_requests(24))] == greedy
     assert loop.statistics.acceptance_rate == 1.0
@@ -74,9 +74,12 @@ def test_model_drafter_of_the_target_itself_is_always_right(model: CausalLM, gre
 def test_unknown_names_list_what_there_is() -> None:
     with pytest.raises(ValueError, match=rf"'magic', want one of {', '.join(METHODS)}"):
         get_method("magic")
-    for text in ("magic", "model", "model:", "ngram:3", "oracle:1", ""):
-        with pytest.raises(ValueError, match=r"want one of ngram, model:DIR, oracle"):
+    for text in ("magic", "model", "model:", "ngram:3", "oracle:1", "exit", "exit:", "exit:0", "exit:x", ""):
+        with pytest.raises(ValueError, match=r"want one of ngram, model:DIR, exit:N, oracle"):
             DrafterSpec.parse(text)
+    for tree in ("", "2,", "0", "2;2", "300"):
+        with pytest.raises(ValueError, match="draft_tree: got"):
+            DrafterSpec.parse("exit:2", tree=tree)
     with pytest.raises(ValueError, match=r"oracle_p: got 1\.5"):
         DrafterSpec.parse("oracle", p=1.5)
 
@@ -87,21 +90,60 @@ def test_an_oracle_is_named_with_its_p() -> None:
     assert DrafterSpec.parse("model:some/dir").label == "model:some/dir"
 
 
+def test_a_tree_is_named_with_its_shape() -> None:
+    assert DrafterSpec.parse("exit:2").label == "exit:2"
+    assert DrafterSpec.parse("exit:2", tree="2, 2,1").label == "exit:2 tree 2,2,1"
+    assert DrafterSpec.parse("ngram", tree="2,2,1").label == "ngram"
+
+
 def test_a_drafter_of_another_vocabulary_is_refused(model: CausalLM) -> None:
-    with pytest.raises(ValueError, match=f"has a vocabulary of 61, want the target's {model.vocab_size + 1}"):
-        build_drafter(
-            DrafterSpec("model", "other"),
-            vocab_size=model.vocab_size + 1,
-            slots=1,
-            dtype=torch.float32,
-            model=model,
-        )
+    other = random_model(3, vocab_size=62)
+    with pytest.raises(ValueError, match="has a vocabulary of 62, want the target's 61"):
+        build_drafter(DrafterSpec("model", "other"), model, MethodOptions(), dtype=torch.float32, model=other)
+
+
+def test_an_exit_needs_fewer_layers_than_the_target(model: CausalLM) -> None:
+    with pytest.raises(ValueError, match="got exit:2, want at most 1, as the target has 2 layers"):
+        build_drafter(DrafterSpec.parse("exit:2"), model, MethodOptions(), dtype=torch.float32)
+
+
+def test_an_exit_is_the_model_of_its_layers() -> None:
+    whole = random_model(3, num_hidden_layers=3)
+    part = whole.first_layers(2)
+    assert (part.num_parameters < whole.num_parameters, whole.config.num_hidden_layers) == (True, 3)
+    cache, other = part.new_cache(1), random_model(3, num_hidden_layers=2).new_cache(1)
+    assert len(cache.state) == len(other.state) == 2
+    logits = part.prefill([[1, 2, 3]], cache=cache, slots=[0])
+    assert not torch.equal(logits, whole.prefill([[1, 2, 3]], cache=whole.new_cache(1), slots=[0]))
+    for count in (0, 4):
+        with pytest.raises(ValueError, match=f"count: got {count}, want"):
+            whole.first_layers(count)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree", "rule"),
+    [
+        ("exit:1", "2,1", "block"),
+        ("model:x", "2", "block"),
+        ("exit:1", "1", "magic"),
+        ("ngram", "1", "magic"),
+    ],
+)
+def test_a_rule_that_is_not_exact_for_the_drafter_is_refused(text: str, tree: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"^acceptance: .*{rule}"):
+        DrafterSpec.parse(text, tree=tree).check_acceptance(rule)
+
+
+def test_rules_that_are_exact_for_a_drafter_are_taken() -> None:
+    for rule in ("auto", "speculative", "k-seq", "block", "traversal", "typical"):
+        DrafterSpec.parse("exit:1").check_acceptance(rule)
+        DrafterSpec.parse("ngram").check_acceptance(rule)
+        if rule != "block":
+            DrafterSpec.parse("exit:1", tree="3,2").check_acceptance(rule)
 
 
 def test_specla_needs_a_drafter_and_ngram_needs_nothing(model: CausalLM) -> None:
     with pytest.raises(ValueError, match="drafter"):
         get_method("specla").build(model, None, MethodOptions())
     spec = DrafterSpec.parse("ngram")
-    assert isinstance(
-        build_drafter(spec, vocab_size=model.vocab_size, slots=1, dtype=torch.float32), NGramDrafter
-    )
+    assert isinstance(build_drafter(spec, model, MethodOptions(), dtype=torch.float32), NGramDrafter)

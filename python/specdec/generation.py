@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from specdec._checks import check_integer, is_integer, shown
+from specdec.acceptance.logprobs import TokenLogprob
 from specdec.acceptance.params import SamplingParams
 
 FinishReason = Literal["eos", "stop", "length", "cancelled"]
@@ -29,6 +30,9 @@ class Request:
         sampling: temperature and filters; greedy by default.
         stop: makes a fresh stop condition for this sequence, or None.
         ignore_eos: emit end tokens like any other (for measurements of a fixed length).
+        logprobs: tell the log-probability of every emitted token, and of this many of the most likely ones
+            (0 or more); None tells nothing. They are those of the target's logits as the model gives them,
+            before temperature, penalties and all other processing.
 
     Raises:
         ValueError: an argument is not what is said above.
@@ -39,6 +43,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: Callable[[], StopCondition] | None = None
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not hasattr(self.prompt, "__len__"):
@@ -51,6 +56,8 @@ class Request:
         check_integer("max_new_tokens", self.max_new_tokens, 1)
         if not isinstance(self.sampling, SamplingParams):
             raise ValueError(f"sampling: got {shown(self.sampling)}, want SamplingParams")
+        if self.logprobs is not None:
+            check_integer("logprobs", self.logprobs, 0)
         if self.stop is not None and not callable(self.stop):
             raise ValueError(
                 f"stop: got {shown(self.stop)}, want a function that makes a stop condition, or None"
@@ -65,11 +72,13 @@ class TokenEvent:
         index: the request's place in the list that was given.
         tokens: emitted token ids, in order; the end token itself is included.
         finish_reason: set with the sequence's last event.
+        logprobs: of `tokens`, where the request asks for them.
     """
 
     index: int
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass
@@ -83,6 +92,7 @@ class Result:
         rounds: verification rounds that it took part in.
         drafted: draft tokens that were verified for it.
         accepted: draft tokens that the target accepted.
+        logprobs: one for each of `tokens`, where the request asks for them.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -91,6 +101,7 @@ class Result:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass

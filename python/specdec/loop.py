@@ -13,7 +13,6 @@ Requests beyond the slots wait; a finished sequence's slot goes to the next one.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from time import perf_counter
@@ -24,10 +23,11 @@ from torch import Tensor
 
 from specdec._checks import shown
 from specdec._host import MAX_SERIAL_NODES
-from specdec.acceptance import TokenHistory, accept_greedy, accept_sampled, resolve_seed
+from specdec.acceptance import TokenHistory, Typical, resolve, resolve_seed, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.budget import DraftBudget, SequenceBudget
 from specdec.cache import DecodingCache, Round
+from specdec.decision import BatchSettings, Decided, decide_batch
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
@@ -53,12 +53,15 @@ class Loop:
         commit: "deferred" folds an accepted path in during the next verification, "eager" in a pass of its
             own.
         budget: how many drafts a round is worth; the default adapts up to 16.
+        acceptance: which rule decides about drafts that were drawn at random, a name in
+            `specdec.acceptance.RULES`: "auto" takes the exact one that accepts most; "typical" (or `Typical`
+            with thresholds) is lossy.
         observer: called after every round.
 
     Raises:
         TypeError: `model`, `drafter`, `budget` or `observer` is something else: a name, or a class instead of
             an instance.
-        ValueError: `commit` is neither of the two.
+        ValueError: `commit` is neither of the two, or there is no such rule of acceptance.
     """
 
     def __init__(
@@ -69,10 +72,12 @@ class Loop:
         slots: int = 1,
         commit: Literal["deferred", "eager"] = "deferred",
         budget: DraftBudget | None = None,
+        acceptance: str | Typical = "auto",
         observer: RoundObserver | None = None,
     ) -> None:
         if commit not in ("deferred", "eager"):
             raise ValueError(f"commit: got {commit!r}, want 'deferred' or 'eager'")
+        resolve(acceptance, ProposalKind.DETERMINISTIC.name, chain=True)
         if isinstance(model, type) or not hasattr(model, "new_cache"):
             raise TypeError(f"model: got {shown(model)}, want a CausalLM (specdec.load_model gives one)")
         if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "propose")):
@@ -88,12 +93,12 @@ class Loop:
         self.budget = budget or DraftBudget()
         self.statistics = Statistics()
         self.cache = model.new_cache(slots)
+        self.acceptance = acceptance
         self._deferred = commit == "deferred"
         self._observer = observer
         self._free = list(range(slots))[::-1]  # the lowest is taken first
-        self._active: list[ActiveSequence] = []
         self._running = False
-        self._slots = torch.empty(0, dtype=torch.int32)
+        self._settle([])
         self._most_drafts = min(self.budget.max_draft, MAX_SERIAL_NODES - 1)  # the root token is a node too
         self._levels: Sequence[int] = ()
         if drafter is not None and not drafter.free_proposals:
@@ -103,8 +108,9 @@ class Loop:
         """Decodes all requests; results are in their order.
 
         Raises:
-            ValueError: a request is none, or a token of its prompt is outside the vocabulary (then nothing
-                was decoded); the model gives logits that are not finite, or the drafter breaks its limits.
+            ValueError: a request is none, or a token of its prompt or its sampling parameters is outside the
+                vocabulary (then nothing was decoded); the model gives logits that are not finite, the drafter
+                breaks its limits, or `acceptance` is not exact for its proposals.
             RuntimeError: the loop is decoding other requests.
         """
         results: list[Result] = []
@@ -133,7 +139,7 @@ class Loop:
         checked = self._checked(requests)
         filled = [] if results is None else results
         filled.clear()
-        filled.extend(Result() for _ in checked)
+        filled.extend(Result(logprobs=None if r.logprobs is None else []) for r in checked)
         return self._events(checked, filled)
 
     def _check_idle(self) -> None:
@@ -154,6 +160,10 @@ class Loop:
                 raise ValueError(
                     f"requests[{index}].prompt: got token ids from {low} to {high}, want 0 to {last}"
                 )
+            try:
+                request.sampling.check_vocabulary(self.model.vocab_size)
+            except ValueError as error:
+                raise ValueError(f"requests[{index}].sampling.{error}") from None
         return checked
 
     def _events(
@@ -198,29 +208,27 @@ class Loop:
         )
         events = []
         finished: list[ActiveSequence] = []
-        for row, sequence in enumerate(new):
-            _check_finite(float(logits[row].max()))
-            first = accept_sampled(
-                logits[row : row + 1],
-                [sequence.request.prompt[-1]],
-                None,
-                sequence.request.sampling,
-                sequence.history,
-                sequence.result.seed,
-                sequence.position,
-            ).next_token
-            tokens, reason = sequence.emit([first])
+        none = [Proposal.empty()] * len(new)
+        batch = batch_proposals([s.root for s in new], none)
+        decisions = self._decide(new, BatchSettings.of(new), none, batch, logits.unsqueeze(1))
+        for sequence, decided in zip(new, decisions, strict=True):
+            tokens, reason = sequence.emit([decided.next_token])
             if self.drafter is not None:
                 self.drafter.begin(sequence.slot, sequence.request.prompt)
                 self.drafter.observe(sequence.slot, (), tokens)
-            events.append(self._event(sequence, tokens, reason, finished))
+            events.append(self._event(sequence, decided, tokens, reason, finished))
         self.statistics.seconds.prefill += perf_counter() - start
         self._leave(finished)
         return events
 
     def _enter(self, sequences: Sequence[ActiveSequence]) -> None:
-        self._active = sorted([*self._active, *sequences], key=lambda s: s.slot)
-        self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
+        self._settle(sorted([*self._active, *sequences], key=lambda s: s.slot))
+
+    def _settle(self, active: list[ActiveSequence]) -> None:
+        """Makes what depends on which sequences are active alone."""
+        self._active = active
+        self._slots = torch.tensor([s.slot for s in active], dtype=torch.int32)
+        self._settings = BatchSettings.of(active)
 
     def _leave(self, sequences: Sequence[ActiveSequence]) -> None:
         if not sequences:
@@ -229,8 +237,7 @@ class Loop:
         if self.drafter is not None:
             for slot in sorted(gone):
                 self.drafter.end(slot)
-        self._active = [s for s in self._active if s.slot not in gone]
-        self._slots = torch.tensor([s.slot for s in self._active], dtype=torch.int32)
+        self._settle([s for s in self._active if s.slot not in gone])
         self._free.extend(sorted(gone, reverse=True))
 
     def _clear(self) -> None:
@@ -245,14 +252,21 @@ class Loop:
     def _event(
         self,
         sequence: ActiveSequence,
+        decided: Decided,
         tokens: tuple[int, ...],
         reason: FinishReason | None,
         finished: list[ActiveSequence],
     ) -> TokenEvent:
+        logprobs = None
+        count, told = sequence.request.logprobs, sequence.result.logprobs
+        if decided.logits is not None and count is not None and told is not None:
+            rows = decided.logits[decided.path[: len(tokens)]]  # [E, V]: token i came after path node i
+            logprobs = tuple(token_logprobs(rows, tokens, count))
+            told.extend(logprobs)
         if reason is not None:
             sequence.result.finish_reason = reason
             finished.append(sequence)
-        return TokenEvent(sequence.index, tokens, reason)
+        return TokenEvent(sequence.index, tokens, reason, logprobs)
 
     # --- one round ---
 
@@ -266,16 +280,18 @@ class Loop:
             batch.tokens, cache=self.cache, slots=self._slots, parents=batch.parents, lengths=batch.lengths
         )
         t2 = perf_counter()
-        paths, next_tokens = self._accept(active, proposals, batch, logits)
+        decisions = self._decide(active, self._settings, proposals, batch, logits)
         events: list[TokenEvent] = []
         finished: list[ActiveSequence] = []
         kept = []
-        for sequence, proposal, path, next_token in zip(active, proposals, paths, next_tokens, strict=True):
+        for sequence, proposal, decided in zip(active, proposals, decisions, strict=True):
+            path = decided.path
             _check_accepted(sequence, proposal, path)
-            tokens, reason = sequence.emit([*(proposal.tree.tokens[i - 1] for i in path[1:]), next_token])
+            accepted = [proposal.tree.tokens[i - 1] for i in path[1:]]
+            tokens, reason = sequence.emit([*accepted, decided.next_token])
             kept.append(path[: len(tokens)])  # every emitted token but the last is in the state
             self._book(sequence, proposal, path, tokens)
-            events.append(self._event(sequence, tokens, reason, finished))
+            events.append(self._event(sequence, decided, tokens, reason, finished))
         t3 = perf_counter()
         self._commit(factors, kept)
         t4 = perf_counter()
@@ -360,39 +376,16 @@ class Loop:
                     f"want 0 to {vocab_size - 1}"
                 )
 
-    def _accept(
+    def _decide(
         self,
-        active: Sequence[ActiveSequence],
+        sequences: Sequence[ActiveSequence],
+        settings: BatchSettings,
         proposals: Sequence[Proposal],
         batch: ProposalBatch,
         logits: Tensor,
-    ) -> tuple[list[list[int]], list[int]]:
-        """Accepted node paths, root token included, and the token after each."""
-        if all(_plain_greedy(s.request.sampling) for s in active):
-            best, choice = logits.max(-1)  # [B, N]
-            path, lengths, tokens = accept_greedy(choice, batch.tokens, batch.parents, batch.lengths)
-            paths = [row[:length] for row, length in zip(path.tolist(), lengths.tolist(), strict=True)]
-            for accepted, largest in zip(paths, best.tolist(), strict=True):
-                for node in accepted:
-                    _check_finite(largest[node])
-            return paths, tokens.tolist()
-        sampled_paths: list[list[int]] = []
-        next_tokens = []
-        for row, (sequence, proposal) in enumerate(zip(active, proposals, strict=True)):
-            count = 1 + len(proposal.tree)
-            _check_finite(float(logits[row, :count].max()))
-            outcome = accept_sampled(
-                logits[row, :count],
-                [sequence.root, *proposal.tree.tokens],
-                proposal,
-                sequence.request.sampling,
-                sequence.history,
-                sequence.result.seed,
-                sequence.position,
-            )
-            sampled_paths.append(outcome.path)
-            next_tokens.append(outcome.next_token)
-        return sampled_paths, next_tokens
+    ) -> list[Decided]:
+        drafter = "none" if self.drafter is None else self.drafter.name
+        return decide_batch(sequences, settings, proposals, batch, logits, self.acceptance, drafter)
 
     def _commit(self, factors: Round, paths: Sequence[Sequence[int]]) -> None:
         lengths = torch.tensor([len(p) for p in paths], dtype=torch.int32)
@@ -436,15 +429,3 @@ def _check_accepted(sequence: ActiveSequence, proposal: Proposal, path: Sequence
     tree = proposal.tree
     parents = None if tree.is_chain else [-1, *(above + 1 for above in tree.parents)]  # below the root token
     check_branch(f"path: slot {sequence.slot}", path, parents)
-
-
-def _check_finite(largest_logit: float) -> None:
-    """A maximum over logits is NaN where one of them is; an argmax would quietly be some token."""
-    if not math.isfinite(largest_logit):
-        raise ValueError(
-            f"logits: the model gave {largest_logit}, want finite numbers; are its weights whole?"
-        )
-
-
-def _plain_greedy(sampling: SamplingParams) -> bool:
-    return sampling.greedy and not sampling.edited

@@ -39,8 +39,8 @@ class ActiveSequence:
 
     @property
     def root(self) -> int:
-        """The last emitted token, which the model has not seen."""
-        return self.result.tokens[-1]
+        """The last emitted token, which the model has not seen; before the first, the prompt's last."""
+        return self.result.tokens[-1] if self.result.tokens else self.request.prompt[-1]
 
     @property
     def position(self) -> int:

@@ -11,6 +11,7 @@ from loop.models import random_model
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
+from specdec.decision import Decided
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.oracle import OracleDrafter
@@ -184,14 +185,11 @@ def test_a_path_off_its_tree_is_not_committed(parents, path, message, model, mon
         def propose(self, requests):
             return [Proposal(TokenTree((1, 2, 3, 4), parents), ProposalKind.DETERMINISTIC) for _ in requests]
 
-    def accept(*_):
-        return torch.tensor([path]), torch.tensor([len(path)]), torch.tensor([7])
-
     loop = Loop(model, Fixed([(PROMPT, (1, 2))], vocab_size=61), budget=DraftBudget(4, adaptive=False))
     stream = loop.stream([Request(PROMPT, max_new_tokens=9, ignore_eos=True)])
     next(stream)
     before = [t.clone() for t in loop.cache.state]
-    monkeypatch.setattr("specdec.loop.accept_greedy", accept)
+    monkeypatch.setattr("specdec.loop.decide_batch", lambda *_: [Decided(path, 7, None)])
     with pytest.raises(ValueError, match=f"^path: slot 0 {message}"):
         next(stream)
     assert not loop.cache.has_pending

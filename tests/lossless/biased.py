@@ -1,29 +1,34 @@
-"""Known biased variants of chain acceptance: a check that cannot tell them from the real rule is no check."""
+"""Known biased variants of the rules: a check that cannot tell them from the real ones is no check."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
-from lossless.toys import Round, Toy, chain_round
-from specdec.acceptance import Accepted
+from lossless.statistics import Numbers
+from lossless.toys import Drafts, Round, Text, Toy, Walk
+from specdec.acceptance import Accepted, Stream, categorical, k_seq
+from specdec.acceptance.decisions import Row, Rows, children_of, path_to
 
 
 def resample_from_target(
-    p_target: Callable[[int], np.ndarray], p_draft: Sequence[np.ndarray], drafts: Sequence[int], decide: Any
+    p_target: Rows, p_draft: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Any
 ) -> Accepted:
-    """`walk_chain` that emits from p after a rejection, not from the residual."""
-    for i, x in enumerate(drafts):
-        if not decide.accept(i, p_target(i)[x], p_draft[i][x]):
-            return Accepted(list(range(i + 1)), decide.sample(i, p_target(i)))
-    n = len(drafts)
-    return Accepted(list(range(n + 1)), decide.sample(n, p_target(n)))
+    """Speculative sampling that emits from p after a rejection, not from the residual."""
+    path = [0]
+    for j in range(1, len(tokens)):
+        x = tokens[j]
+        if not decide.accept(j - 1, p_target(j - 1)[x], p_draft(j)[x]):
+            break
+        path.append(j)
+    return Accepted(path, decide.sample(len(path) - 1, p_target(path[-1])))
 
 
 def siblings_without_removal(
-    p_target: Callable[[int], np.ndarray], tokens: Sequence[int], parents: Sequence[int], decide: Any
+    p_target: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Any
 ) -> Accepted:
     """Deterministic siblings tested one by one, each against the whole of p, the rejected ones left in it."""
     path = [0]
@@ -33,16 +38,107 @@ def siblings_without_removal(
     return Accepted(path, decide.sample(len(path) - 1, p_target(path[-1])))
 
 
-def argmax_draft(depth: int, q: np.ndarray, decisions: Any) -> int:
-    """A drafter's choice that is its argmax although it is tested as if it had been drawn from q."""
-    return int(q.argmax())
+class _Argmax:
+    def __init__(self, decide: Any) -> None:
+        self.accept, self.keep, self.sample = decide.accept, decide.keep, decide.sample
+
+    def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
+        return int(q.argmax())
 
 
-def drops_unlikely_draft(toy: Toy, length: int, threshold: float, walk: Any = None) -> Round:
-    """Rounds whose draft ends at a token with q below the threshold and leaves that token out."""
+def argmax_draft(rounds: Round) -> Round:
+    """Rounds whose drafter takes its argmax although it is tested as if it had been drawn from q."""
+    return lambda text, decide: rounds(text, _Argmax(decide))
 
-    def pick(depth: int, q: np.ndarray, decisions: Any) -> int | None:
-        x = decisions.draft(depth, q)
-        return None if q[x] < threshold else x
 
-    return chain_round(toy, length, pick=pick, walk=walk)
+Cut = Callable[[Text, np.ndarray, int], bool]
+
+
+def cut_chain(toy: Toy, length: int, cut: Cut, walk: Walk, keep: bool = False) -> Round:
+    """Rounds whose chain ends at the first draft x with `cut(text before, q, x)`.
+
+    `keep` is whether that draft stays in the chain, which is exact; left out, it biases the text, as it does
+    not come with the probability that q says.
+    """
+
+    def round_(text: Text, decide: Any) -> list[int]:
+        nodes = Drafts(toy, text, [-1], decide, replacement=True)
+        parents = [-1]
+        for j in range(1, length + 1):
+            nodes.grow(j - 1)
+            last = cut(nodes.text(j - 1), nodes.p_draft(j), nodes[j])
+            if keep or not last:
+                parents.append(j - 1)
+            if last:
+                break
+        path, x = walk(nodes.p_target, nodes.p_draft, nodes, parents, decide)
+        return [*nodes.text(path[-1])[len(text) :], x]
+
+    return round_
+
+
+def unlikely(text: Text, q: np.ndarray, x: int) -> bool:
+    """A draft that makes a drafter stop."""
+    return bool(q[x] < 0.25)
+
+
+def middle_tier(toy: Toy) -> Cut:
+    """A model between drafter and target deletes what it finds less likely than the drafter did."""
+    return lambda text, q, x: bool(0.5 * (toy.p(text)[x] + q[x]) < q[x])
+
+
+def k_seq_below(factor: float) -> Walk:
+    """k-SEQ with a rho of `factor` times the smallest exact one."""
+    smallest = k_seq.smallest_rho
+
+    def small(p: Row, q: Row, k: int) -> float:
+        return factor * smallest(p, q, k)
+
+    def walk(*arguments: Any) -> Accepted:
+        with patch.object(k_seq, "smallest_rho", small):
+            return k_seq.walk_k_seq(*arguments)
+
+    return walk
+
+
+def traversal_with_the_parents_chance(
+    p_target: Rows, p_draft: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Any
+) -> Accepted:
+    """Traversal whose parents keep their chance when a child is rejected."""
+    children, chance, node = children_of(parents), [1.0] * len(parents), 0
+    left = {0: p_target(0)}
+    rejected = [0] * len(parents)
+    while True:
+        if rejected[node] < len(children[node]):
+            child = children[node][rejected[node]]
+            x = tokens[child]
+            chance[child] = min(1.0, chance[node] * left[node][x] / p_draft(child)[x])
+            node = child
+            left[node] = p_target(node)
+        elif node == 0 or decide.keep(node, chance[node]):
+            path = path_to(node, parents)
+            weights = left[node] if left[node].any() else p_target(node)
+            return Accepted(path, decide.sample(len(path) - 1, weights))
+        else:
+            parent = parents[node]
+            weights = np.maximum(chance[parent] * left[parent] - p_draft(node), 0.0)
+            left[parent] = weights / (weights.sum() or 1.0)
+            rejected[parent] += 1
+            node = parent
+
+
+class KeyedByPosition(Numbers):
+    """Decisions whose tests are numbered by position in the text, not by round, as if no rule looked past the
+    first rejection: a later round finds numbers that have made an earlier one stop. For chains."""
+
+    def keep(self, node: int, chance: float) -> bool:
+        """The test of the draft at this position."""
+        return self.number(self.position + node - 1, Stream.ROUND) < chance
+
+
+class DraftsKeyedByPosition(Numbers):
+    """Decisions whose drafts are numbered by position. For chains."""
+
+    def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
+        """The draft at this position."""
+        return categorical(q, self.number(self.position + parent, Stream.DRAFT))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 T = TypeVar("T")
+Text = tuple[int, ...]
 
 
 class Branch:
@@ -21,28 +22,29 @@ class Branch:
 
     def accept(self, depth: int, p: float, q: float, rank: int = 0) -> bool:
         """An acceptance test that passes with probability min(1, p / q)."""
-        chance = min(1.0, p / q)
-        return bool(self._choose(np.array([1.0 - chance, chance])))
+        return self.keep(0, min(1.0, p / q))
 
     def keep(self, node: int, chance: float) -> bool:
-        """A walk from the leaves up that ends at the node with the chance."""
-        return bool(self._choose(np.array([1.0 - chance, chance])))
+        """Whether a walk ends at a node."""
+        return bool(self._choose((1.0 - chance, chance)))
 
     def sample(self, depth: int, weights: np.ndarray) -> int:
         """A draw from the target's side."""
-        return self._choose(weights / weights.sum())
+        return self._choose((weights / weights.sum()).tolist())
 
-    def draft(self, depth: int, weights: np.ndarray) -> int:
-        """A draw of the drafter."""
-        return self._choose(weights / weights.sum())
+    def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
+        """A drafter's draw of a node's child from q, without the tokens of its elder siblings if given."""
+        weights = np.array(q)
+        weights[list(elder or ())] = 0.0
+        return self._choose((weights / weights.sum()).tolist())
 
-    def _choose(self, chances: np.ndarray) -> int:
-        possible = np.flatnonzero(chances > 0).tolist()
+    def _choose(self, chances: Sequence[float]) -> int:
+        possible = [i for i, chance in enumerate(chances) if chance > 0.0]
         step = len(self.taken)
         choice = self._script[step] if step < len(self._script) else possible[0]
         self.taken.append(choice)
         self.possible.append(possible)
-        self.probability *= float(chances[choice])
+        self.probability *= chances[choice]
         return choice
 
 
@@ -59,16 +61,42 @@ def outcomes(run: Callable[[Branch], T]) -> Iterator[tuple[float, T]]:
             scripts += [(*here, other) for other in branch.possible[step][1:]]
 
 
+def round_law(run: Callable[[Branch], Sequence[int]]) -> dict[Text, float]:
+    """The probability of each text that one round may emit."""
+    law: dict[Text, float] = {}
+    for probability, emitted in outcomes(run):
+        text = tuple(emitted)
+        law[text] = law.get(text, 0.0) + probability
+    return law
+
+
 def emitted_law(
-    rounds: Callable[[tuple[int, ...], Branch], list[int]], prompt: tuple[int, ...], vocab: int, length: int
+    rounds: Callable[[Text, Branch], Sequence[int]],
+    prompt: Text,
+    vocab: int,
+    length: int,
+    context: Callable[[Text], Hashable],
 ) -> np.ndarray:
-    """Joint law [V] * length of the first `length` tokens that the loop emits after the prompt."""
+    """Joint law [V] * length of the first `length` tokens that the loop emits after the prompt.
+
+    Args:
+        rounds: a round, given the text so far and its decisions.
+        prompt: the text before.
+        vocab: V.
+        length: how many tokens.
+        context: what of a text a round depends on: rounds of equal contexts are enumerated once.
+    """
+    laws: dict[Hashable, dict[Text, float]] = {}
     law = np.zeros((vocab,) * length)
-    open_texts = {(): 1.0}
+    open_texts: dict[Text, float] = {(): 1.0}
     while open_texts:
         text = min(open_texts, key=len)  # shortest first: every way to reach it has been added up
         reached = open_texts.pop(text)
-        for probability, emitted in outcomes(lambda branch, text=text: rounds((*prompt, *text), branch)):
+        before = (*prompt, *text)
+        key = context(before)
+        if key not in laws:
+            laws[key] = round_law(lambda branch, before=before: rounds(before, branch))
+        for emitted, probability in laws[key].items():
             longer = (*text, *emitted)[:length]
             if len(longer) == length:
                 law[longer] += reached * probability

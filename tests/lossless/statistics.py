@@ -1,37 +1,70 @@
-"""Sampled laws: pairs of emitted tokens against the exact law, by chi-square."""
+"""Sampled laws: texts of the seeded sampler against the exact law, by chi-square."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 
 import numpy as np
 from scipy import stats
 
 from specdec.acceptance import Stream, categorical, uniform_grid
+from specdec.acceptance.rng import DRAFT_CHILD_BITS, RACE_TOKEN_BITS
 
-# Chi-square tests of real rules in the whole suite, for Bonferroni; seeds are fixed, so the suite is
-# deterministic.
-TESTS = 20
+# At least as many as there are chi-square tests of real rules in the whole suite, for Bonferroni; seeds are
+# fixed, so the suite is deterministic.
+TESTS = 100
 ALPHA = 1e-3 / TESTS
 
 
-class Numbers:
-    """A sequence's seeded decisions: the numbers of `SeededDecisions`, read from a table made at once."""
+class Table:
+    """The numbers of many seeds, made at once: those of `uniform`."""
 
-    def __init__(self, table: dict[Stream, list[float]], position: int) -> None:
-        self._table, self._position = table, position
+    def __init__(self, seeds: np.ndarray, positions: int) -> None:
+        self._seeds, self._positions = seeds[:, None], np.arange(positions)
+        self._numbers: dict[tuple[Stream, int], list[list[float]]] = {}
+
+    def number(self, row: int, position: int, stream: Stream, draw: int) -> float:
+        """The number of the seed in this row."""
+        if (stream, draw) not in self._numbers:
+            grid = uniform_grid(self._seeds, self._positions, stream, draw)
+            self._numbers[stream, draw] = grid.tolist()
+        return self._numbers[stream, draw][row][position]
+
+
+class Numbers:
+    """A sequence's seeded decisions: those of `SeededDecisions`, and its drafter's draws."""
+
+    def __init__(self, table: Table, row: int, position: int) -> None:
+        self.position = position
+        self._table, self._row = table, row
+
+    def number(self, position: int, stream: Stream, draw: int = 0) -> float:
+        """A number of this sequence."""
+        return self._table.number(self._row, position, stream, draw)
 
     def accept(self, depth: int, p: float, q: float, rank: int = 0) -> bool:
         """The acceptance test of `SeededDecisions`."""
-        return self._table[Stream.ACCEPT][self._position + depth] * q < p
+        return self.number(self.position + depth, Stream.ACCEPT, rank) * q < p
 
     def sample(self, depth: int, weights: np.ndarray) -> int:
         """The draw of `SeededDecisions`."""
-        return categorical(weights, self._table[Stream.SAMPLE][self._position + depth])
+        return categorical(weights, self.number(self.position + depth, Stream.SAMPLE))
 
-    def draft(self, depth: int, weights: np.ndarray) -> int:
-        """The drafter's draw for the same position, from its own stream."""
-        return categorical(weights, self._table[Stream.DRAFT][self._position + depth])
+    def keep(self, node: int, chance: float) -> bool:
+        """The test of `SeededDecisions`."""
+        return self.number(self.position, Stream.ROUND, node) < chance
+
+    def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
+        """The child of this rank: drawn from q, or the one that arrives then in a race (Gumbel top-k)."""
+        if elder is None:
+            draw = (parent << DRAFT_CHILD_BITS) + rank
+            return categorical(q, self.number(self.position, Stream.DRAFT, draw))
+        arrivals = np.full(len(q), np.inf)
+        for x in np.flatnonzero(q).tolist():
+            u = self.number(self.position, Stream.RACE, (parent << RACE_TOKEN_BITS) + x)
+            arrivals[x] = -math.log1p(-u) / q[x]
+        return int(np.argsort(arrivals, kind="stable")[rank])
 
 
 def sampled_texts(
@@ -39,17 +72,16 @@ def sampled_texts(
     prompt: tuple[int, ...],
     length: int,
     seeds: np.ndarray,
-    ahead: int = 8,
+    ahead: int = 5,
+    decisions: type[Numbers] = Numbers,
 ) -> np.ndarray:
-    """The first `length` tokens for each seed: int [N, length]; drafts have fewer than `ahead` tokens."""
-    positions = np.arange(len(prompt) + length + ahead)
-    streams = {s: uniform_grid(seeds[:, None], positions, s).tolist() for s in Stream}
+    """The first `length` tokens for each seed: int [N, length]; a round looks fewer than `ahead` ahead."""
+    table = Table(seeds, len(prompt) + length + ahead)
     texts = np.empty((len(seeds), length), int)
     for row in range(len(seeds)):
-        table = {s: numbers[row] for s, numbers in streams.items()}
         text: list[int] = []
         while len(text) < length:
-            text += rounds((*prompt, *text), Numbers(table, len(prompt) + len(text)))
+            text += rounds((*prompt, *text), decisions(table, row, len(prompt) + len(text)))
         texts[row] = text[:length]
     return texts
 

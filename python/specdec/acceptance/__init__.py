@@ -2,8 +2,8 @@
 
 from specdec.acceptance.decisions import Accepted, Decisions, SeededDecisions
 from specdec.acceptance.editing import SequenceRows, edit_logits
-from specdec.acceptance.greedy import accept_greedy
 from specdec.acceptance.history import TokenHistory
+from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.processing import greedy_tokens, process_logits
 from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
@@ -21,8 +21,8 @@ __all__ = [
     "SequenceRows",
     "Stream",
     "TokenHistory",
+    "TokenLogprob",
     "Typical",
-    "accept_greedy",
     "accept_sampled",
     "categorical",
     "decide_round",
@@ -32,6 +32,7 @@ __all__ = [
     "resolve",
     "resolve_seed",
     "rule_for",
+    "token_logprobs",
     "uniform",
     "uniform_grid",
 ]

@@ -122,7 +122,7 @@ def _support(scores: NDArray[np.floating], params: SamplingParams) -> NDArray[np
     """Indices of the tokens of one row [V] that top-k, top-p and min-p keep."""
     vocab = scores.shape[0]
     ranked = 0 < params.top_k < vocab
-    kept = _largest(scores, params.top_k)[: params.top_k] if ranked else np.arange(vocab)
+    kept = largest(scores, params.top_k)[: params.top_k] if ranked else np.arange(vocab)
     # Unnormalised probabilities, the largest is 1.
     weight = np.exp(scores[kept].astype(np.float64) - float(scores.max()))
     if params.top_p < 1.0:
@@ -145,13 +145,13 @@ def _leading(scores: NDArray[np.floating], weight: NDArray[np.float64], goal: fl
     """
     count = 64
     while True:
-        ranked = _largest(scores, count)
+        ranked = largest(scores, count)
         if len(ranked) == scores.shape[0] or np.cumsum(weight[ranked])[-1] >= goal:
             return ranked
         count *= 8
 
 
-def _largest(scores: NDArray[np.floating], count: int) -> NDArray[np.intp]:
+def largest(scores: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     """Indices of the `count` largest scores and of all that tie with the last, descending, ties by index."""
     vocab = scores.shape[0]
     if count < vocab:

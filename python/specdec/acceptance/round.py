@@ -17,9 +17,10 @@ from specdec.acceptance.k_seq import walk_k_seq
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.processing import process_logits
 from specdec.acceptance.recursive import walk_recursive
-from specdec.acceptance.rules import AcceptRule, ProposalLike, rule_for
+from specdec.acceptance.rules import ProposalLike, rule_for
 from specdec.acceptance.traversal import walk_traversal
 from specdec.acceptance.typical import Typical, walk_typical
+from specdec.ops.acceptance import AcceptRule
 
 
 def accept_sampled(
@@ -30,7 +31,7 @@ def accept_sampled(
     history: TokenHistory | None,
     seed: int,
     position: int,
-    rule: str | Typical = "speculative",
+    rule: str | Typical = "auto",
 ) -> Accepted:
     """`decide_round` with the numbers of a seed; `position` is the index in the sequence, prompt included, of
     the first token this round emits."""
@@ -60,8 +61,7 @@ def decide_round(
 
     Raises:
         ValueError: shapes disagree, a token is outside the vocabulary, the rule is not exact for the
-        proposal,
-            or the history is missing.
+            proposal, or the history is missing.
     """
     nodes = [int(t) for t in tokens]
     if logits.ndim != 2 or logits.shape[0] != len(nodes) or not nodes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -12,17 +11,7 @@ from torch import Tensor
 from specdec._checks import shown
 from specdec.acceptance.decisions import children_of
 from specdec.acceptance.typical import Typical
-
-
-class AcceptRule(IntEnum):
-    """What the operators are asked for; the numbers are those of csrc/include/specdec/acceptance_params.h."""
-
-    FOLLOW = 0
-    RECURSIVE = 1
-    RECURSIVE_WITHOUT_REPLACEMENT = 2
-    K_SEQ = 3
-    TRAVERSAL = 4
-    TRAVERSAL_WITHOUT_REPLACEMENT = 5
+from specdec.ops.acceptance import AcceptRule
 
 
 @dataclass(frozen=True)

@@ -50,25 +50,25 @@ def walk_traversal(
 
     node = depth = 0
     while True:
-        # Nothing below a path of chance zero (outside the target's support) can be accepted: no row is
-        # needed.
-        if node == 0 or chance[node] > 0.0:
-            if node not in left:
-                left[node] = np.asarray(p_target(node), np.float64)
-            if rejected[node] < len(children[node]):
-                child = children[node][rejected[node]]
-                x = tokens[child]
-                q = float(draft(child)[x])
-                p = chance[node] / total[node] * float(left[node][x]) if total[node] > 0.0 else 0.0
-                chance[child] = 0.0 if not q > 0.0 else p / q if p < q else 1.0
-                node, depth = child, depth + 1
-                continue
-            if node == 0 or decide.keep(node, chance[node]):
-                return Accepted(path_to(node, parents), emit(decide, depth, left[node], p_target(node)))
-        parent = parents[node]
-        factor = chance[parent] / total[parent] if total[parent] > 0.0 else 0.0
-        left[parent] = np.maximum(factor * left[parent] - draft(node), 0.0)
-        total[parent] = rest = float(left[parent].sum())
-        chance[parent] = rest / (rest + 1.0 - chance[parent]) if rest > 0.0 else 0.0
-        rejected[parent] += 1
-        node, depth = parent, depth - 1
+        # Nothing below a chance of zero (a path outside the target's support) can be accepted. No row is made
+        # there, nor of a leaf before it is accepted.
+        below = children[node][rejected[node] :] if node == 0 or chance[node] > 0.0 else ()
+        if not below and node != 0 and not decide.keep(node, chance[node]):
+            parent = parents[node]
+            factor = chance[parent] / total[parent] if total[parent] > 0.0 else 0.0
+            left[parent] = np.maximum(factor * left[parent] - draft(node), 0.0)
+            total[parent] = rest = float(left[parent].sum())
+            chance[parent] = rest / (rest + 1.0 - chance[parent]) if rest > 0.0 else 0.0
+            rejected[parent] += 1
+            node, depth = parent, depth - 1
+            continue
+        if node not in left:
+            left[node] = np.asarray(p_target(node), np.float64)
+        if not below:
+            return Accepted(path_to(node, parents), emit(decide, depth, left[node], p_target(node)))
+        child = below[0]
+        x = tokens[child]
+        q = float(draft(child)[x])
+        p = chance[node] / total[node] * float(left[node][x]) if total[node] > 0.0 else 0.0
+        chance[child] = 0.0 if not q > 0.0 else p / q if p < q else 1.0
+        node, depth = child, depth + 1

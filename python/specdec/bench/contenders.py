@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
 
 import torch
 
 from specdec.acceptance.params import SamplingParams
+from specdec.acceptance.rules import RULES
 from specdec.generation import Request
 from specdec.methods import DrafterSpec, MethodOptions, build_drafter, get_method
 from specdec.models.base import CausalLM
@@ -19,6 +20,8 @@ Tokens = Sequence[Sequence[int]]  # one sequence of token ids a row
 
 BASELINE = "autoregressive"
 REFERENCE = "reference"
+FOLLOW = "follow"
+"""The acceptance of drafts that were not drawn: every lossless rule comes to this."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Run:
         rounds: verification rounds, counted per row.
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
+        accept_seconds: what deciding about drafts and choosing tokens took of the time.
     """
 
     tokens: list[list[int]]
@@ -40,6 +44,7 @@ class Run:
     rounds: int
     drafted: int
     accepted: int
+    accept_seconds: float = 0.0
 
 
 class Contender(Protocol):
@@ -53,13 +58,18 @@ class Contender(Protocol):
     def drafter(self) -> DrafterSpec | None:
         """Its drafter."""
 
-    def run(self, prompts: Tokens, count: int, known: Tokens) -> Run:
+    @property
+    def acceptance(self) -> str | None:
+        """The rule that decides about its drafts; None where it has none or decodes greedily."""
+
+    def run(self, prompts: Tokens, count: int, known: Tokens, turn: int = 0) -> Run:
         """Writes `count` tokens after each prompt, end tokens ignored.
 
         Args:
             prompts: [B] prompts.
             count: tokens to write, at least 2.
             known: [B] what the baseline wrote (greedily).
+            turn: number of the run on these prompts; sampled runs draw other numbers in each.
         """
 
     def differences(self, prompts: Tokens, known: Tokens, got: Tokens) -> list[tuple[int, int]]:
@@ -82,20 +92,24 @@ class MethodContender:
     ) -> None:
         self.method = method
         self.drafter = drafter
+        self.acceptance: str | None = None
+        if drafter is not None and not sampling.greedy:
+            followed = RULES[options.acceptance].lossless and not drafter.draws
+            self.acceptance = FOLLOW if followed else options.acceptance
         self._model = model
         self._options = options
         self._sampling = sampling
         self._dtype = dtype
         self._drafter_model = drafter_model
 
-    def run(self, prompts: Tokens, count: int, known: Tokens) -> Run:
+    def run(self, prompts: Tokens, count: int, known: Tokens, turn: int = 0) -> Run:
         """See `Contender.run`."""
         drafter = None
         if self.drafter is not None:
             drafter = build_drafter(
                 self.drafter,
-                vocab_size=self._model.vocab_size,
-                slots=self._options.slots,
+                self._model,
+                self._options,
                 dtype=self._dtype,
                 continuations=list(zip(prompts, known, strict=True))
                 if self.drafter.needs_continuations
@@ -103,13 +117,24 @@ class MethodContender:
                 model=self._drafter_model,
             )
         loop = get_method(self.method).build(self._model, drafter, self._options)
-        requests = [Request(p, count, self._sampling, ignore_eos=True) for p in prompts]
+        # Prompts of one batch draw different numbers, and so does every turn.
+        first = turn * len(prompts)
+        requests = [
+            Request(p, count, replace(self._sampling, seed=first + row), ignore_eos=True)
+            for row, p in enumerate(prompts)
+        ]
         start = perf_counter()
         results = loop.run(requests)
         stats = loop.statistics
         seconds = perf_counter() - start - stats.seconds.prefill
         return Run(
-            [r.tokens for r in results], seconds, stats.emitted, stats.rounds, stats.drafted, stats.accepted
+            [r.tokens for r in results],
+            seconds,
+            stats.emitted,
+            stats.rounds,
+            stats.drafted,
+            stats.accepted,
+            stats.seconds.accept,
         )
 
     def differences(self, prompts: Tokens, known: Tokens, got: Tokens) -> list[tuple[int, int]]:
@@ -126,12 +151,13 @@ class ReferenceContender:
 
     method = REFERENCE
     drafter = None
+    acceptance = None
 
     def __init__(self, model: ReferenceGatedDeltaNet) -> None:
         self._model = model
 
     @torch.inference_mode()
-    def run(self, prompts: Tokens, count: int, known: Tokens) -> Run:
+    def run(self, prompts: Tokens, count: int, known: Tokens, turn: int = 0) -> Run:
         """See `Contender.run`."""
         states, logits = [], []
         for prompt in prompts:

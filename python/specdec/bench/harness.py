@@ -99,7 +99,7 @@ def measure(
             m.runs.append([])
         for repeat in range(repeats):
             for m in measured if repeat % 2 == 0 else reversed(measured):
-                run = m.contender.run(unit.prompts, count, known)
+                run = m.contender.run(unit.prompts, count, known, repeat)
                 m.runs[-1].append(run)
                 if m.compared and (repeat == 0 or m.contender.method != REFERENCE):
                     _compare(m, unit, known, run)
@@ -150,11 +150,14 @@ def _row(
     row: dict[str, object] = {
         "method": m.contender.method,
         "drafter": None if drafter is None else drafter.label.partition(" ")[0],
+        "acceptance": m.contender.acceptance,
         "model": model,
         "batch": batch,
     }
     if drafter is not None and drafter.kind == "oracle":
         row["oracle_p"] = drafter.p
+    if drafter is not None and drafter.branching != (1,):
+        row["draft_tree"] = ",".join(map(str, drafter.branching))
     if kind is not None:
         row["kind"] = kind
     runs = [m.runs[i] for i in chosen]
@@ -171,6 +174,7 @@ def _row(
     row["speedup"] = None if m.mismatches else _geometric_mean(map(median, ratios))
     row["mean_accepted_length"] = sum(r.emitted for r in every) / rounds
     row["acceptance_rate"] = sum(r.accepted for r in every) / drafted if drafted else 0.0
+    row["acceptance_share"] = sum(r.accept_seconds for r in every) / sum(r.seconds for r in every)
     row["tokens_match"] = not m.mismatches if m.compared else None
     return row
 

@@ -14,37 +14,42 @@ from specdec.bench.harness import Row
 
 
 def drafter_label(row: Row) -> str:
-    """A row's drafter; an oracle with its p."""
+    """A row's drafter; an oracle with its p, a tree with its shape."""
     drafter = row["drafter"]
     if drafter is None:
         return ""
-    return f"{drafter} p={row['oracle_p']:g}" if "oracle_p" in row else str(drafter)
+    if "oracle_p" in row:
+        return f"{drafter} p={row['oracle_p']:g}"
+    return f"{drafter} tree {row['draft_tree']}" if "draft_tree" in row else str(drafter)
 
 
 def contender_label(row: Row) -> str:
-    """A row's method and drafter."""
-    drafter = drafter_label(row)
-    return f"{row['method']}, {drafter}" if drafter else str(row["method"])
+    """A row's method, drafter and rule of acceptance."""
+    parts = [str(row["method"]), drafter_label(row), str(row.get("acceptance") or "")]
+    return ", ".join(part for part in parts if part)
 
 
 def table_of(rows: Sequence[Row]) -> Table:
     """Rows over all prompts are set in bold, those of a kind follow them."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("method", "drafter", "batch", "prompts"):
+    sampled = any(row["acceptance"] is not None for row in rows)
+    for name in ("method", "drafter", *(["acceptance"] if sampled else []), "batch", "prompts"):
         table.add_column(name)
-    for name in ("tokens/s", "rounds/s", "accepted\nlength", "drafts\naccepted", "speedup"):
+    for name in ("tokens/s", "rounds/s", "accepted\nlength", "drafts\naccepted", "accept\ntime", "speedup"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         kind = row.get("kind")
         table.add_row(
             str(row["method"]),
             drafter_label(row),
+            *([str(row["acceptance"] or "")] if sampled else []),
             str(row["batch"]),
             "all" if kind is None else str(kind),
             f"{row['tokens_per_second']:.0f}",
             f"{row['rounds_per_second']:.0f}",
             f"{row['mean_accepted_length']:.2f}",
             f"{row['acceptance_rate']:.0%}" if row["drafter"] is not None else "",
+            f"{row['acceptance_share']:.1%}",
             Text("mismatch", style="bold red") if row["speedup"] is None else f"{row['speedup']:.2f}x",
             style="bold" if kind is None else "",
         )

@@ -55,6 +55,12 @@ MaxDraft = Annotated[
 OracleP = Annotated[
     float, typer.Option("--oracle-p", min=0.0, max=1.0, help="Chance that a token of the oracle is right.")
 ]
+DraftTree = Annotated[
+    str,
+    typer.Option(
+        help="Children of each node by depth in what model: and exit: draft, the last goes on; 1: chains."
+    ),
+]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
 Seed = Annotated[
     int | None, typer.Option(min=0, max=2**64 - 1, help="Of the draws; without one a seed is drawn.")
@@ -162,6 +168,11 @@ def bench(
     batch: Annotated[str, typer.Option(help="Comma-separated numbers of sequences decoded together.")] = "1",
     drafter: Annotated[str, typer.Option(help=f"Comma-separated. {_DRAFTERS}.")] = DEFAULT_DRAFTER,
     oracle_p: OracleP = 1.0,
+    draft_tree: DraftTree = "1",
+    acceptance: Annotated[
+        str,
+        typer.Option(help="Comma-separated rules for drafts that are drawn at random (temperature above 0)."),
+    ] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens written for every prompt.")] = 128,
     temperature: Temperature = 0.0,
     repeats: Annotated[
@@ -187,6 +198,8 @@ def bench(
         batch=batch,
         drafter=drafter,
         oracle_p=oracle_p,
+        draft_tree=draft_tree,
+        acceptance=acceptance,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         repeats=repeats,

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from specdec.acceptance.params import SamplingParams
+from specdec.acceptance.rules import RULES
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, MethodContender, ReferenceContender
 from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
@@ -19,7 +20,7 @@ from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import progress_bar
-from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices
+from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_drafter_model
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
 from specdec.models.reference import ReferenceGatedDeltaNet
@@ -39,6 +40,8 @@ class Options:
     batch: str
     drafter: str
     oracle_p: float
+    draft_tree: str
+    acceptance: str
     max_new_tokens: int
     temperature: float
     repeats: int
@@ -55,18 +58,25 @@ def run(options: Options) -> int:
     batches = _batches(options.batch)
     try:
         drafters = [
-            DrafterSpec.parse(name, p=options.oracle_p) for name in _split(options.drafter, "--drafter")
+            DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
+            for name in _split(options.drafter, "--drafter")
         ]
+        rules = _split(options.acceptance, "--acceptance")
+        for spec in drafters:
+            for rule in rules:
+                spec.check_acceptance(rule)
         sampling = SamplingParams(options.temperature, seed=0)
         prompts = load_prompts(options.prompts)
     except ValueError as error:
         raise as_option(error) from None
     if REFERENCE in methods and not sampling.greedy:
         raise ValueError("--temperature: the method reference decodes greedily, want 0")
+    if sampling.greedy and rules != ["auto"]:
+        raise ValueError("--acceptance: at temperature 0 no rule is at work, want a --temperature above 0")
     _check_outputs(options)
 
     tokenizer = load_tokenizer(options.model)
-    contenders = _Contenders(methods, drafters, options, sampling)
+    contenders = _Contenders(methods, drafters, rules, options, sampling)
     units = {batch: _units(prompts, batch, tokenizer) for batch in batches}
 
     console = Console(highlight=False)
@@ -176,22 +186,30 @@ class _Contenders:
         self,
         methods: Sequence[str],
         drafters: Sequence[DrafterSpec],
+        rules: Sequence[str],
         options: Options,
         sampling: SamplingParams,
     ) -> None:
         self._options = options
         self._sampling = sampling
         self._dtype: torch.dtype = getattr(torch, options.dtype)
-        self._pairs: list[tuple[str, DrafterSpec | None]] = []
+        self._entries: list[tuple[str, DrafterSpec | None, str]] = []
         for name in methods:
-            drafts = name in METHODS and METHODS[name].drafts
-            self._pairs += [(name, spec) for spec in (drafters if drafts else [None])]
+            if name not in METHODS or not METHODS[name].drafts:
+                self._entries.append((name, None, "auto"))
+                continue
+            for spec in drafters:
+                used = list(rules)
+                if not spec.draws:  # every lossless rule follows what was not drawn
+                    used = list(dict.fromkeys("auto" if RULES[rule].lossless else rule for rule in rules))
+                self._entries += [(name, spec, rule) for rule in used]
         self._model = load_model(options.model, dtype=self._dtype)
-        self._drafter_models: dict[str, CausalLM] = {
-            spec.model: load_model(spec.model, dtype=self._dtype)
-            for _, spec in self._pairs
-            if spec is not None and spec.kind == "model"
-        }
+        self._drafter_models: dict[DrafterSpec, CausalLM] = {}
+        for spec in {spec for _, spec, _ in self._entries if spec is not None and spec.draws}:
+            try:
+                self._drafter_models[spec] = load_drafter_model(spec, self._model, dtype=self._dtype)
+            except ValueError as error:
+                raise (as_option(error) if spec.kind == "exit" else error) from None
         self._reference = None
         if REFERENCE in methods:
             self._reference = ReferenceGatedDeltaNet.from_directory(options.model, self._dtype)
@@ -199,18 +217,20 @@ class _Contenders:
     @property
     def count(self) -> int:
         """Contenders at each batch size."""
-        return len(self._pairs)
+        return len(self._entries)
 
     def at(self, batch: int) -> list[Contender]:
         """The contenders that decode `batch` sequences together."""
         commit = cast(Literal["deferred", "eager"], self._options.commit)
-        settings = MethodOptions(slots=batch, commit=commit, max_draft=self._options.max_draft)
         made: list[Contender] = []
-        for name, spec in self._pairs:
+        for name, spec, rule in self._entries:
             if name == REFERENCE and self._reference is not None:
                 made.append(ReferenceContender(self._reference))
                 continue
-            drafter_model = None if spec is None else self._drafter_models.get(spec.model)
+            settings = MethodOptions(
+                slots=batch, commit=commit, max_draft=self._options.max_draft, acceptance=rule
+            )
+            drafter_model = None if spec is None else self._drafter_models.get(spec)
             made.append(
                 MethodContender(
                     name,

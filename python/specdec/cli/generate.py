@@ -163,6 +163,8 @@ def _read_stdin() -> str:
 def _loop(
     model: CausalLM, method: Method, spec: DrafterSpec | None, request: Request, options: Options
 ) -> Loop:
+    commit = cast(Literal["deferred", "eager"], options.commit)
+    settings = MethodOptions(commit=commit, max_draft=options.max_draft)
     drafter = None
     if spec is not None:
         continuations = []
@@ -172,14 +174,9 @@ def _loop(
             greedy = Request(request.prompt, request.max_new_tokens)
             continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
         drafter = build_drafter(
-            spec,
-            vocab_size=model.vocab_size,
-            slots=1,
-            dtype=getattr(torch, options.dtype),
-            continuations=continuations,
+            spec, model, settings, dtype=getattr(torch, options.dtype), continuations=continuations
         )
-    commit = cast(Literal["deferred", "eager"], options.commit)
-    return method.build(model, drafter, MethodOptions(commit=commit, max_draft=options.max_draft))
+    return method.build(model, drafter, settings)
 
 
 def _decode(loop: Loop, request: Request, writer: TextWriter | None = None) -> tuple[Result, bool]:

@@ -10,15 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.acceptance.processing import edited, process_logits
-from specdec.acceptance.rng import (
-    DRAFT_CHILD_BITS,
-    RACE_TOKEN_BITS,
-    Stream,
-    categorical,
-    uniform,
-    uniform_grid,
-)
+from specdec import ops
+from specdec.acceptance.editing import SequenceRows, edit_logits
+from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.base import DraftRequest
 
 
@@ -52,47 +46,55 @@ class Children(NamedTuple):
     rows: list[int]
 
 
+@torch.inference_mode()
 def draw_children(logits: Tensor, parents: Sequence[Parent], *, replacement: bool) -> Children:
     """Children of each parent, from rows that are processed exactly as the target's.
 
-    A sampled request's are drawn, independently or without replacement (Gumbel top-k, arXiv 1903.06059, as an
-    exponential race), with numbers of the round's position and the parent's node: a later round, which may
+    A sampled request's are drawn, independently or without replacement (Gumbel top-k, Kool et al., 2019,
+    arXiv 1903.06059), with numbers of the round's position and the parent's node: a later round, which may
     begin at any of the drafted positions, uses others. A greedy request's are the largest logits, ties to the
     smaller token.
 
     Args:
-        logits: float32 [R, V], the drafter's after each parent.
+        logits: float32 [R, V], the drafter's after each parent; edited in place.
         parents: [R].
         replacement: whether siblings are drawn independently.
     """
-    tokens: list[list[int]] = []
-    probs: list[Tensor] = []
-    rows: list[int] = []
-    for logit, parent in zip(logits, parents, strict=True):
-        sampling, history = parent.request.sampling, parent.request.history
-        before = None if history is None else history.with_path(parent.path)
-        if sampling.greedy:
-            tokens.append(_largest(edited(logit, sampling, before).numpy(), parent.children))
-            rows.append(-1)
-            continue
-        rows.append(len(probs))
-        probs.append(process_logits(logit, sampling, before))
-        tokens.append(_draw(probs[-1].numpy(), parent, replacement))
-    return Children(tokens, torch.stack(probs) if probs else None, rows)
+    edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
+    tokens: list[list[int]] = [[] for _ in parents]
+    rows = [-1] * len(parents)
+    drawn = [i for i, p in enumerate(parents) if not p.request.sampling.greedy]
+    for i, p in enumerate(parents):
+        if p.request.sampling.greedy:
+            tokens[i] = _largest(logits[i].numpy(), p.children)
+    if not drawn:
+        return Children(tokens, None, rows)
+    asked = [parents[i] for i in drawn]
+    chosen = logits if len(drawn) == len(parents) else logits[drawn]
+    probs = ops.sampling_probs(chosen, **SamplingTensors.of([p.request.sampling for p in asked])._asdict())
+    # An only child has the same law either way, and the race asks every token for a number.
+    racing = [not replacement and p.children > 1 for p in asked]
+    for race in set(racing):
+        some = [row for row, is_racing in enumerate(racing) if is_racing == race]
+        for row, found in zip(some, _draw(probs, some, asked, race), strict=True):
+            tokens[drawn[row]] = [t for t in found if t >= 0]
+            rows[drawn[row]] = row
+    return Children(tokens, probs, rows)
 
 
-def _draw(probs: NDArray[np.float32], parent: Parent, replacement: bool) -> list[int]:
-    seed, position = parent.request.seed, parent.request.position
-    if replacement or parent.children == 1:  # an only child has one law, and the race asks every token
-        first = parent.node << DRAFT_CHILD_BITS
-        return [
-            categorical(probs, uniform(seed, position, Stream.DRAFT, first + k))
-            for k in range(parent.children)
-        ]
-    few = np.flatnonzero(probs)
-    numbers = uniform_grid(seed, position, Stream.RACE, (parent.node << RACE_TOKEN_BITS) + few)
-    arrivals = -np.log1p(-numbers) / probs[few]
-    return [int(token) for token in few[np.argsort(arrivals, kind="stable")][: parent.children]]
+def _draw(probs: Tensor, rows: Sequence[int], parents: Sequence[Parent], race: bool) -> list[list[int]]:
+    """As many tokens of these rows of `probs` [R, V] as their `parents` [R] want; -1 where none is left."""
+    asked = [parents[row] for row in rows]
+    tokens = ops.draw_tokens(
+        probs if len(rows) == len(probs) else probs[list(rows)],
+        max(p.children for p in asked),
+        replacement=not race,
+        seeds=seed_bits([p.request.seed for p in asked]),
+        positions=torch.tensor([p.request.position for p in asked], dtype=torch.int64),
+        nodes=torch.tensor([p.node for p in asked], dtype=torch.int32),
+    )
+    # The first draws of a row are the same however many are asked for.
+    return [found[: p.children] for found, p in zip(tokens.tolist(), asked, strict=True)]
 
 
 def _largest(row: NDArray[np.float32], count: int) -> list[int]:

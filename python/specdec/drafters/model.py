@@ -182,7 +182,11 @@ class ModelDrafter:
                 break
             if level > 0:
                 logits = self._step(trees, wanted, states, slots)  # [R, V], R parents of all rows
-            children = draw_children(logits, [p for _, p in flat], replacement=self.replacement)
+            children = draw_children(
+                logits,
+                [p for _, p in flat],
+                replacement=self.replacement,
+            )
             for (tree, parent), tokens, row in zip(flat, children.tokens, children.rows, strict=True):
                 tree.drawn[parent.node] = (tokens, row + count)
             if children.probs is not None:

@@ -44,8 +44,8 @@ class TreeShape:
             ValueError: it is no such list.
         """
         parts = [part.strip() for part in text.split(",")]
-        if not all(part.isdecimal() for part in parts):
-            raise ValueError(f"branching: got {text!r}, want numbers of children by depth, such as 2,2,1")
+        if not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
+            raise ValueError(f"draft_tree: got {text!r}, want numbers of children by depth, such as 2,2,1")
         return cls([int(part) for part in parts])
 
     def levels(self, max_nodes: int) -> tuple[int, ...]:

@@ -25,12 +25,14 @@ class MethodOptions:
         commit: when an accepted path is folded into the state.
         max_draft: most draft tokens a sequence gets in one round.
         adaptive: draft only as much as pays.
+        acceptance: the rule that decides sampled rounds, see `specdec.acceptance.RULES`.
     """
 
     slots: int = 1
     commit: Literal["deferred", "eager"] = "deferred"
     max_draft: int = 16
     adaptive: bool = True
+    acceptance: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def _specla(model: CausalLM, drafter: Drafter | None, options: MethodOptions) ->
         commit=options.commit,
         max_draft=options.max_draft,
         adaptive=options.adaptive,
+        acceptance=options.acceptance,
     )
 
 
@@ -77,6 +80,7 @@ METHODS: Mapping[str, Method] = {
 DRAFTERS: Mapping[str, str] = {
     "ngram": "what followed the same tokens earlier in prompt and output",
     "model:DIR": "a smaller model of the same vocabulary",
+    "exit:N": "the target's own first N layers, with its norm and head",
     "oracle": "for studies: the target's own next tokens, decoded beforehand, each right with probability p",
 }
 
@@ -105,29 +109,41 @@ class DrafterSpec:
     """A drafter that was asked for by name.
 
     Attributes:
-        kind: "ngram", "model" or "oracle".
+        kind: "ngram", "model", "exit" or "oracle".
         model: the drafter's model, a directory or the name of an embedded model; empty except for "model".
         p: the oracle's chance that a token is right.
+        layers: how many of the target's layers "exit" has; 0 for others.
+        branching: children of each node by depth in what "model" and "exit" draft, see `TreeShape`.
     """
 
     kind: str
     model: str = ""
     p: float = 1.0
+    layers: int = 0
+    branching: tuple[int, ...] = (1,)
 
     @classmethod
-    def parse(cls, text: str, *, p: float = 1.0) -> DrafterSpec:
-        """Reads "ngram", "model:DIR" or "oracle".
+    def parse(cls, text: str, *, p: float = 1.0, tree: str = "1") -> DrafterSpec:
+        """Reads "ngram", "model:DIR", "exit:N" or "oracle".
 
         Args:
             text: the name.
             p: the oracle's chance that a token is right, in [0, 1]; other drafters ignore it.
+            tree: children of each node by depth, such as "2,2,1"; "1" is a chain. Drafters whose shape is not
+                up to the user ignore it.
 
         Raises:
-            ValueError: no such drafter (the message lists them), or p is no probability.
+            ValueError: no such drafter (the message lists them), p is no probability, or the tree no list.
         """
-        kind, colon, model = text.partition(":")
-        if kind == "model" and model:
-            return cls("model", model)
+        kind, colon, rest = text.partition(":")
+        if kind in ("model", "exit"):
+            from specdec.drafters.shape import TreeShape
+
+            branching = TreeShape.parse(tree).branching
+            if kind == "model" and rest:
+                return cls("model", rest, branching=branching)
+            if rest.isdecimal() and int(rest) > 0:
+                return cls("exit", layers=int(rest), branching=branching)
         if kind in ("ngram", "oracle") and not colon:
             check_number("oracle_p", p, 0.0, 1.0)
             return cls(kind, p=p if kind == "oracle" else 1.0)
@@ -136,21 +152,45 @@ class DrafterSpec:
     @property
     def label(self) -> str:
         """How tables call it; an oracle always shows that it is one, and its p."""
-        if self.kind == "model":
-            return f"model:{self.model}"
-        return f"oracle p={self.p:g}" if self.kind == "oracle" else self.kind
+        if self.kind == "oracle":
+            return f"oracle p={self.p:g}"
+        name = {"model": f"model:{self.model}", "exit": f"exit:{self.layers}"}.get(self.kind, self.kind)
+        return name if self.branching == (1,) else f"{name} tree {','.join(map(str, self.branching))}"
 
     @property
     def needs_continuations(self) -> bool:
         """Whether the prompts must be decoded greedily first."""
         return self.kind == "oracle"
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws its tokens at random where the target does."""
+        return self.kind in ("model", "exit")
+
+    def check_acceptance(self, rule: str) -> None:
+        """Refuses a rule that is not exact for what this drafter proposes to sampled requests.
+
+        Raises:
+            ValueError: naming the rule and the proposal.
+        """
+        from specdec.acceptance.rules import resolve
+
+        kind = "DETERMINISTIC"
+        if self.draws:
+            kind = "IID" if _independent(rule) else "WITHOUT_REPLACEMENT"
+        resolve(rule, kind, chain=set(self.branching) == {1})
+
+
+def _independent(rule: str) -> bool:
+    """Whether siblings are drawn independently: only where the rule asks for it, as they may repeat."""
+    return rule == "k-seq"
+
 
 def build_drafter(
     spec: DrafterSpec,
+    target: CausalLM,
+    options: MethodOptions,
     *,
-    vocab_size: int,
-    slots: int,
     dtype: torch.dtype,
     continuations: Iterable[tuple[Sequence[int], Sequence[int]]] = (),
     model: CausalLM | None = None,
@@ -159,14 +199,14 @@ def build_drafter(
 
     Args:
         spec: which one.
-        vocab_size: the target's.
-        slots: as in the loop.
+        target: the model that verifies.
+        options: of the loop.
         dtype: of a drafter model's activations.
         continuations: (prompt, greedy continuation) of every prompt, for the oracle.
         model: the drafter's model where it is loaded already; None loads it.
 
     Raises:
-        ValueError: the drafter's model cannot be read or has another vocabulary.
+        ValueError: the drafter's model cannot be had (`load_drafter_model`) or has another vocabulary.
     """
     if spec.kind == "ngram":
         from specdec.drafters.ngram import NGramDrafter
@@ -175,14 +215,41 @@ def build_drafter(
     if spec.kind == "oracle":
         from specdec.drafters.oracle import OracleDrafter
 
-        return OracleDrafter(continuations, vocab_size=vocab_size, p=spec.p)
+        return OracleDrafter(continuations, vocab_size=target.vocab_size, p=spec.p)
     from specdec.drafters.model import ModelDrafter
-    from specdec.models import load_model
 
     if model is None:
-        model = load_model(spec.model, dtype=dtype)
-    if model.vocab_size != vocab_size:
+        model = load_drafter_model(spec, target, dtype=dtype)
+    if model.vocab_size != target.vocab_size:
         raise ValueError(
-            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, want the target's {vocab_size}"
+            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "
+            f"want the target's {target.vocab_size}"
         )
-    return ModelDrafter(model, slots=slots)
+    return ModelDrafter(
+        model,
+        slots=options.slots,
+        branching=spec.branching,
+        replacement=_independent(options.acceptance),
+    )
+
+
+def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtype) -> CausalLM:
+    """The model that a "model" or "exit" drafter drafts with.
+
+    Raises:
+        ValueError: it cannot be read, or the target has no more layers than the exit.
+    """
+    if spec.kind == "model":
+        from specdec.models import load_model
+
+        return load_model(spec.model, dtype=dtype)
+    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
+    if not isinstance(target, GatedDeltaNetForCausalLM):
+        raise ValueError(f"drafter: {spec.label} wants a Gated DeltaNet, got a {type(target).__name__}")
+    most = target.config.num_hidden_layers - 1
+    if spec.layers > most:
+        raise ValueError(
+            f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
+        )
+    return target.first_layers(spec.layers)

@@ -22,6 +22,7 @@ def specla(
     commit: Literal["deferred", "eager"] = "deferred",
     max_draft: int = 16,
     adaptive: bool = True,
+    acceptance: str = "auto",
 ) -> Loop:
     """The loop with a drafter.
 
@@ -33,9 +34,10 @@ def specla(
         max_draft: most draft tokens a sequence gets in one round.
         adaptive: draft only as much as measured costs and acceptance make worthwhile; False always drafts
             `max_draft`.
+        acceptance: the rule that decides sampled rounds, see `specdec.acceptance.RULES`.
 
     Raises:
-        ValueError: `commit` or `max_draft` is not one of the above.
+        ValueError: `commit`, `max_draft` or `acceptance` is not one of the above.
     """
     budget = DraftBudget(max_draft, adaptive=adaptive)
-    return Loop(model, drafter, slots=slots, commit=commit, budget=budget)
+    return Loop(model, drafter, slots=slots, commit=commit, budget=budget, acceptance=acceptance)

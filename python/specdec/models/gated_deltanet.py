@@ -7,13 +7,15 @@ of decoding its path token by token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from specdec import ops
+from specdec._checks import check_integer
 from specdec.cache import DecodingCache, LayerFactors, LayerSpec, Round, Steps
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
@@ -97,6 +99,19 @@ class GatedDeltaNetForCausalLM:
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
         return frozenset(self.config.eos_token_ids)
+
+    def first_layers(self, count: int) -> GatedDeltaNetForCausalLM:
+        """An early exit: the first `count` layers with this model's norm and head. The weights are shared.
+
+        Raises:
+            ValueError: `count` is not 1 to the number of layers.
+        """
+        check_integer("count", count, 1, len(self._layers))
+        part = copy(self)
+        exits = tuple(layer for layer in self.config.early_exit_layers if layer < count)
+        part.config = replace(self.config, num_hidden_layers=count, early_exit_layers=exits)
+        part._layers = self._layers[:count]
+        return part
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
