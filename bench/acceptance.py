@@ -3,9 +3,10 @@
     python bench/acceptance.py --json acceptance.json
 
 A round is one call of the target over N drafts and the root token, without what the drafter costs. Two
-targets: the embedded model gdn-code (V = 4096), and a Gated DeltaNet with random bfloat16 weights at the sizes
-of a small language model with a large vocabulary (V = 150,000), whose flat logits are the dearest case for
-top-p. Acceptance starts at the logits: softmax, top-k and top-p, the rule and the draw of the next token.
+targets: the embedded model gdn-code (V = 4096), and a Gated DeltaNet with random bfloat16 weights at the
+sizes of a small language model with a large vocabulary (V = 150,000). Its logits are flat, as are those of
+gdn-code on random tokens: the dearest case for top-p. Acceptance starts at the logits: softmax, top-k and
+top-p, the rule and the draw of the next token.
 Drafts are drawn from rows near the target's, 8 sets of them; a figure is the median over turns of the mean
 over the sets, model and rules taking turns within one run.
 """
@@ -13,6 +14,7 @@ over the sets, model and rules taking turns within one run.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +24,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from ops import machine  # bench/ops.py
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 import specdec
 from specdec import ops
+from specdec.bench.machine import cpu_model
 from specdec.models.checkpoint import expected_tensors
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
@@ -138,6 +140,17 @@ def _settings(settings: dict[str, float], rows: int) -> dict[str, Tensor]:
     return {
         name: torch.full((rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32)
         for name, value in settings.items()
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": ops.cpu_isa(),
+        "torch": torch.__version__,
     }
 
 
