@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 import specdec.acceptance.greedy
 import specdec.acceptance.rules
 from lossless.toys import PROMPT, Kind, Proposal, Toy, Tree, proposal_round
+from specdec import ops
 from specdec.acceptance import (
     RULES,
     SamplingParams,
     SeededDecisions,
     TokenHistory,
     Typical,
-    accept_greedy,
-    accept_sampled,
+    decide_round,
     process_logits,
     resolve,
     rule_for,
 )
 from specdec.acceptance.decisions import path_to
+from specdec.acceptance.greedy import walk_greedy
 from specdec.acceptance.typical import walk_typical
 from specdec.ops.acceptance import AcceptRule
 
@@ -52,67 +53,32 @@ def trees(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
     return parents, tokens, draw(st.integers(0, 2**32 - 1))
 
 
-@given(st.lists(trees(), min_size=1, max_size=4), st.booleans())
+@given(trees(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_greedy_takes_the_deepest_accepted_path(
-    batch: list[tuple[list[int], list[int], int]], chains: bool
-) -> None:
-    width = max(len(t[0]) for t in batch) + 1
-    g = np.random.default_rng(batch[0][2])
-    want = g.integers(3, size=(len(batch), width))  # few values: drafts are often right
-    have = g.integers(3, size=(len(batch), width))
-    above = g.integers(-5, 99, size=(len(batch), width))  # poison beyond the lengths
-    sizes = [len(t[0]) for t in batch]
-    sizes[-1] *= int(g.integers(2))
-    for b, (parents, _, _) in enumerate(batch):
-        above[b, : len(parents)] = np.arange(-1, len(parents) - 1) if chains else parents
-    path, lengths, after = accept_greedy(
-        torch.from_numpy(want),
-        torch.from_numpy(have),
-        None if chains else torch.from_numpy(above),
-        torch.tensor(sizes, dtype=torch.int32),
+def test_greedy_takes_the_deepest_accepted_path(tree: tuple[list[int], list[int], int], chain: bool) -> None:
+    parents, tokens, seed = tree
+    if chain:
+        parents = list(range(-1, len(parents) - 1))
+    tokens = [t % 3 for t in tokens]  # few values: drafts are often right
+    rows = np.random.default_rng(seed).normal(size=(len(tokens), 3))
+    want = rows.argmax(1).tolist()
+    best = max(walk(want, tokens, parents), key=lambda p: (len(p), -p[-1]))
+    assert walk_greedy(rows.__getitem__, tokens, parents) == (list(best), want[best[-1]])
+    got = ops.accept_greedy(
+        torch.from_numpy(rows.astype(np.float32))[None],
+        torch.tensor([tokens]),
+        torch.tensor([parents], dtype=torch.int32),
     )
-    assert (path.dtype, lengths.dtype, after.dtype) == (torch.int32, torch.int32, torch.int64)
-    assert path.shape[1] == max(1, int(lengths.max()))
-    for b, size in enumerate(sizes):
-        if size == 0:
-            assert lengths[b] == 0
-            assert after[b] == 0
-            assert not path[b].any()
-            continue
-        accepted = walk(want[b].tolist(), have[b, :size].tolist(), above[b, :size].tolist())
-        best = max(accepted, key=lambda p: (len(p), [-j for j in p[-1:]]))
-        assert tuple(path[b, : lengths[b]].tolist()) == best
-        assert not path[b, lengths[b] :].any()
-        assert after[b] == want[b, best[-1]]
-
-
-def test_greedy_takes_strided_inputs_and_an_empty_batch() -> None:
-    wide = torch.tensor([[5, 0, 6, 0, 7, 0], [1, 0, 2, 0, 3, 0]])
-    tokens = torch.tensor([[9, 5, 6], [9, 4, 2]]).t().contiguous().t()
-    path, lengths, after = accept_greedy(wide[:, ::2], tokens, None, torch.tensor([3, 3]))
-    assert (path.tolist(), lengths.tolist(), after.tolist()) == ([[0, 1, 2], [0, 0, 0]], [3, 1], [7, 1])
-    none = torch.empty(0, 3, dtype=torch.int64)
-    for parents in (None, none):
-        path, lengths, after = accept_greedy(none, none, parents, torch.empty(0, dtype=torch.int64))
-        assert (path.shape, lengths.shape, after.shape) == ((0, 1), (0,), (0,))
+    assert (got.path[0, : len(best)].tolist(), int(got.path_lengths[0])) == (list(best), len(best))
+    assert int(got.next_token[0]) == want[best[-1]]
 
 
 def test_greedy_is_not_misled_by_a_repeated_sibling() -> None:
-    want = torch.tensor([[4, 0, 7, 8]])
-    tokens = torch.tensor([[1, 4, 4, 7]])  # two children 4; only the second goes on
-    path, lengths, after = accept_greedy(want, tokens, torch.tensor([[-1, 0, 0, 2]]), torch.tensor([4]))
-    assert (path.tolist(), lengths.tolist(), after.tolist()) == ([[0, 2, 3]], [3], [8])
-
-
-def test_greedy_names_the_wrong_argument() -> None:
-    a, size = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([3, 3])
-    with pytest.raises(ValueError, match=r"tokens: got \(2, 2\)"):
-        accept_greedy(a, a[:, :2], None, size)
-    with pytest.raises(ValueError, match=r"parents: got \(1, 3\)"):
-        accept_greedy(a, a, a[:1], size)
-    with pytest.raises(ValueError, match=r"lengths: got \(1,\), want \[2\]"):
-        accept_greedy(a, a, None, size[:1])
+    rows = np.eye(9)[[4, 0, 7, 8]]
+    # Two children 4; only the second goes on.
+    assert walk_greedy(rows.__getitem__, [1, 4, 4, 7], [-1, 0, 0, 2]) == ([0, 2, 3], 8)
+    ties = np.zeros((2, 5))
+    assert walk_greedy(ties.__getitem__, [1, 0], [-1, 0]) == ([0, 1], 0)
 
 
 PARAMS = st.builds(
@@ -148,7 +114,7 @@ def decode(
         paths = [path_to(i, above) for i in range(len(nodes))]
         logits = torch.stack([model([*text, *(nodes[j] for j in p[1:])]) for p in paths])
         proposal = Proposal(Tree(parents), Kind.DETERMINISTIC)
-        path, x = accept_sampled(logits, nodes, proposal, params, history, seed, len(text))
+        path, x = decide_round(logits, nodes, proposal, params, history, SeededDecisions(seed, len(text)))
         assert path == path_to(path[-1], above)  # root to node
         new = [*(nodes[j] for j in path[1:]), x]
         for token in new:
@@ -232,29 +198,33 @@ def test_temperature_zero_is_greedy_acceptance(tree: tuple[list[int], list[int],
     paths = [path_to(i, parents) for i in range(len(tokens))]
     logits = torch.stack([model([*text, *(tokens[j] for j in p[1:])]) for p in paths])
     proposal = Proposal(Tree([p - 1 for p in parents[1:]]), Kind.DETERMINISTIC)
-    path, x = accept_sampled(logits, tokens, proposal, SamplingParams(), None, 0, 0)
-    one = [torch.tensor([row]) for row in (tokens, parents)]
-    row = accept_greedy(logits.argmax(-1)[None], *one, torch.tensor([len(tokens)]))
-    assert (path, x) == (row[0][0].tolist(), int(row[2]))
+    path, x = decide_round(logits, tokens, proposal, SamplingParams(), None, SeededDecisions(0, 0))
+    assert (path, x) == walk_greedy(logits.numpy().__getitem__, tokens, parents)
 
 
 def test_a_seed_decides_and_every_position_has_its_own_numbers() -> None:
     params = SamplingParams(temperature=1.0)
     flat = torch.zeros(1, 1000)
-    at = [[accept_sampled(flat, [0], None, params, None, s, t).next_token for t in range(20)] for s in (1, 2)]
+    at = [
+        [decide_round(flat, [0], None, params, None, SeededDecisions(s, t)).next_token for t in range(20)]
+        for s in (1, 2)
+    ]
     assert at[0] != at[1]
     assert len(set(at[0])) > 15
 
 
 def test_a_large_vocabulary_decides_as_row_by_row() -> None:
-    params, vocab = SamplingParams(temperature=0.7), 9001  # target rows are made a few at a time
+    params, vocab = SamplingParams(temperature=0.7), 9001
     logits = 3 * torch.randn(8, vocab, generator=torch.Generator().manual_seed(9))
     tokens = [0]
     for i in range(8):
-        alone = accept_sampled(logits[i : i + 1], [tokens[-1]], None, params, None, 5, 40 + i)
+        alone = decide_round(logits[i : i + 1], [tokens[-1]], None, params, None, SeededDecisions(5, 40 + i))
         tokens.append(alone.next_token)
     proposal = Proposal(Tree(list(range(-1, 6))), Kind.DETERMINISTIC)
-    assert accept_sampled(logits, tokens[:8], proposal, params, None, 5, 40) == (list(range(8)), tokens[8])
+    assert decide_round(logits, tokens[:8], proposal, params, None, SeededDecisions(5, 40)) == (
+        list(range(8)),
+        tokens[8],
+    )
 
 
 def test_errors_name_the_argument() -> None:
@@ -263,7 +233,7 @@ def test_errors_name_the_argument() -> None:
     rows = torch.full((2, VOCAB), 1 / VOCAB)
 
     def decide(tokens: list[int], proposal: Proposal | None) -> None:
-        accept_sampled(logits, tokens, proposal, params, None, 0, 0)
+        decide_round(logits, tokens, proposal, params, None, SeededDecisions(0, 0))
 
     with pytest.raises(ValueError, match="auto is not exact for a tree of kind WITHOUT_REPLACEMENT"):
         decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))

@@ -50,4 +50,21 @@ Status conv_commit(const ConvCommitParams& p, Stream stream);
 int64_t accept_greedy_workspace_bytes(const AcceptGreedyParams& p);
 Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream stream);
 
+// Of blocks that work on a row together.
+struct TeamWorkspace {
+  uint64_t* values = nullptr;   // contents do not matter
+  int32_t* counters = nullptr;  // zero when they are used first; every call leaves zeros
+  int64_t values_count = 0, counters_count = 0;
+};
+
+// kUnsupported: more than kMaxSampledNodes nodes, rows of more than 2^21 tokens.
+TeamWorkspace accept_sampled_workspace(const AcceptSampledParams& p);
+Status accept_sampled(const AcceptSampledParams& p, const TeamWorkspace& workspace, Stream stream);
+
+// The same of rows.
+TeamWorkspace sampling_probs_workspace(const SamplingProbsParams& p);
+Status sampling_probs(const SamplingProbsParams& p, const TeamWorkspace& workspace, Stream stream);
+TeamWorkspace draw_tokens_workspace(const DrawParams& p);
+Status draw_tokens(const DrawParams& p, const TeamWorkspace& workspace, Stream stream);
+
 }  // namespace specdec::cuda

@@ -89,6 +89,21 @@ class Workspace {
   OptionalTensor states_, counters_;
 };
 
+// What blocks that work on a row together want, and the launch.
+template <typename F>
+Status run_teams(const Place& place, cuda::TeamWorkspace space, const F& launch) {
+  OptionalTensor values, zeroed;
+  if (space.values_count > 0) {
+    values = new_contiguous(place.device(), {space.values_count}, aoti_torch_dtype_int64());
+    space.values = static_cast<uint64_t*>(values->mutable_data_ptr());
+  }
+  if (space.counters_count > 0) {
+    zeroed = counters(place, space.counters_count);
+    space.counters = static_cast<int32_t*>(zeroed->mutable_data_ptr());
+  }
+  return launch(space);
+}
+
 }  // namespace
 
 bool values_on_host() { return false; }
@@ -142,6 +157,35 @@ Status run(const ConvVerifyParams& p, const Operands& operands, NamedTensors) {
 Status run(const ConvCommitParams& p, const Operands& operands) {
   const Place place(operands);
   return cuda::conv_commit(p, place.stream());
+}
+
+Status run(const AcceptGreedyParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  const int64_t bytes = cuda::accept_greedy_workspace_bytes(p);
+  if (bytes == 0) return cuda::accept_greedy(p, {}, place.stream());
+  Tensor space = new_contiguous(place.device(), {bytes / 8}, aoti_torch_dtype_int64());
+  return cuda::accept_greedy(p, {space.mutable_data_ptr(), bytes}, place.stream());
+}
+
+Status run(const AcceptSampledParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  return run_teams(place, cuda::accept_sampled_workspace(p), [&](const cuda::TeamWorkspace& space) {
+    return cuda::accept_sampled(p, space, place.stream());
+  });
+}
+
+Status run(const SamplingProbsParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  return run_teams(place, cuda::sampling_probs_workspace(p), [&](const cuda::TeamWorkspace& space) {
+    return cuda::sampling_probs(p, space, place.stream());
+  });
+}
+
+Status run(const DrawParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  return run_teams(place, cuda::draw_tokens_workspace(p), [&](const cuda::TeamWorkspace& space) {
+    return cuda::draw_tokens(p, space, place.stream());
+  });
 }
 
 }  // namespace specdec::binding

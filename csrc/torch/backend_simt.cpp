@@ -41,6 +41,12 @@ Status execute(const Operands& operands, NamedTensors outputs, std::initializer_
   return status;
 }
 
+void check_zeros(const std::vector<int32_t>& counters) {
+  for (const int32_t counter : counters) {
+    if (counter != 0) fail("a counter was left at " + std::to_string(counter) + ", want zeros");
+  }
+}
+
 // launch(workspace, session) with the workspace of a verification.
 template <typename F>
 Status execute_verify(const Operands& operands, NamedTensors outputs, cuda::VerifyWorkspace workspace,
@@ -54,9 +60,24 @@ Status execute_verify(const Operands& operands, NamedTensors outputs, cuda::Veri
               {{"states", states.data(), states.size() * sizeof(float), simt::Direction::kOutput},
                {"counters", counters.data(), counters.size() * sizeof(int32_t), simt::Direction::kBoth}},
               [&](simt::Session* session) { return launch(workspace, session); });
-  for (const int32_t counter : counters) {
-    if (counter != 0) fail("a counter was left at " + std::to_string(counter) + ", want zeros");
-  }
+  check_zeros(counters);
+  return status;
+}
+
+// The same of blocks that work on a row together.
+template <typename F>
+Status execute_teams(const Operands& operands, NamedTensors outputs, cuda::TeamWorkspace workspace,
+                     const F& launch) {
+  std::vector<uint64_t> values(static_cast<size_t>(workspace.values_count));
+  std::vector<int32_t> counters(static_cast<size_t>(workspace.counters_count));
+  workspace.values = values.data();
+  workspace.counters = counters.data();
+  const Status status =
+      execute(operands, outputs,
+              {{"values", values.data(), values.size() * sizeof(uint64_t), simt::Direction::kOutput},
+               {"counters", counters.data(), counters.size() * sizeof(int32_t), simt::Direction::kBoth}},
+              [&](simt::Session* session) { return launch(workspace, session); });
+  check_zeros(counters);
   return status;
 }
 
@@ -101,6 +122,35 @@ Status run(const ConvVerifyParams& p, const Operands& operands, NamedTensors out
 Status run(const ConvCommitParams& p, const Operands& operands) {
   return execute(operands, kNothing, {},
                  [&](simt::Session* session) { return cuda::conv_commit(p, session); });
+}
+
+Status run(const AcceptGreedyParams& p, const Operands& operands, NamedTensors outputs) {
+  const int64_t bytes = cuda::accept_greedy_workspace_bytes(p);
+  std::vector<uint64_t> space(static_cast<size_t>(bytes / 8));
+  return execute(
+      operands, outputs, {{"space", space.data(), static_cast<size_t>(bytes), simt::Direction::kOutput}},
+      [&](simt::Session* session) { return cuda::accept_greedy(p, {space.data(), bytes}, session); });
+}
+
+Status run(const AcceptSampledParams& p, const Operands& operands, NamedTensors outputs) {
+  return execute_teams(operands, outputs, cuda::accept_sampled_workspace(p),
+                       [&](const cuda::TeamWorkspace& workspace, simt::Session* session) {
+                         return cuda::accept_sampled(p, workspace, session);
+                       });
+}
+
+Status run(const SamplingProbsParams& p, const Operands& operands, NamedTensors outputs) {
+  return execute_teams(operands, outputs, cuda::sampling_probs_workspace(p),
+                       [&](const cuda::TeamWorkspace& workspace, simt::Session* session) {
+                         return cuda::sampling_probs(p, workspace, session);
+                       });
+}
+
+Status run(const DrawParams& p, const Operands& operands, NamedTensors outputs) {
+  return execute_teams(operands, outputs, cuda::draw_tokens_workspace(p),
+                       [&](const cuda::TeamWorkspace& workspace, simt::Session* session) {
+                         return cuda::draw_tokens(p, workspace, session);
+                       });
 }
 
 }  // namespace specdec::binding

@@ -166,8 +166,8 @@ SPECDEC_SHARED_FUNCTION double uniform(uint64_t seed, int64_t position, RandomSt
                    static_cast<uint32_t>(position),
                    static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32)};
   philox_4x32_10(c, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-  const int word = draw & 1 ? 2 : 0;
-  const uint64_t bits = static_cast<uint64_t>(c[word + 1]) << 32 | c[word];
+  const bool second = (draw & 1) != 0;  // of the two numbers of a counter
+  const uint64_t bits = static_cast<uint64_t>(second ? c[3] : c[1]) << 32 | (second ? c[2] : c[0]);
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 

@@ -2,13 +2,12 @@
 
 from specdec.acceptance.decisions import Accepted, Decisions, SeededDecisions
 from specdec.acceptance.editing import SequenceRows, edit_logits
-from specdec.acceptance.greedy import accept_greedy
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.processing import greedy_tokens, process_logits
 from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
-from specdec.acceptance.round import accept_sampled, decide_round
+from specdec.acceptance.round import decide_round
 from specdec.acceptance.rules import RULES, ProposalLike, resolve, rule_for
 from specdec.acceptance.typical import Typical
 
@@ -24,8 +23,6 @@ __all__ = [
     "TokenHistory",
     "TokenLogprob",
     "Typical",
-    "accept_greedy",
-    "accept_sampled",
     "categorical",
     "decide_round",
     "edit_logits",

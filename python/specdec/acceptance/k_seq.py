@@ -62,7 +62,7 @@ def smallest_rho(p: Row, q: Row, k: int) -> float:
     low, high = 1.0, float(max(1, k))
     for _ in range(_BISECTIONS if k > 1 else 0):
         rho = 0.5 * (low + high)
-        beta = _overlap(p, q, rho)
+        beta = _overlap(p, q, 1.0 / rho)
         if _any_of(k, beta) <= rho * beta:
             high = rho
         else:
@@ -72,13 +72,14 @@ def smallest_rho(p: Row, q: Row, k: int) -> float:
 
 def residual(p: Row, q: Row, rho: float, k: int) -> Row:
     """[V] weights of the token that follows k rejections; arguments as in `smallest_rho`."""
-    beta = _overlap(p, q, rho)
+    inverse = 1.0 / rho
+    beta = _overlap(p, q, inverse)
     share = _any_of(k, beta) / beta if beta > 0.0 else 0.0
-    return np.asarray(np.maximum(p - share * np.minimum(q, p / rho), 0.0))
+    return np.asarray(np.maximum(p - share * np.minimum(q, inverse * p), 0.0))
 
 
-def _overlap(p: Row, q: Row, rho: float) -> float:
-    return float(np.minimum(q, p / rho).sum())
+def _overlap(p: Row, q: Row, inverse: float) -> float:
+    return float(np.minimum(q, inverse * p).sum())
 
 
 def _any_of(k: int, beta: float) -> float:

@@ -254,4 +254,60 @@ inline Status call(AcceptGreedyParams p) {
   return status;
 }
 
+inline void mirror_sampling(Mirror& m, SamplingView& view, int64_t rows) {
+  m.in(view.temperature, rows * 4);
+  m.in(view.top_k, rows * 4);
+  m.in(view.top_p, rows * 4);
+  m.in(view.min_p, rows * 4);
+}
+
+// launch(space) with the workspace of blocks that work on a row together.
+template <typename F>
+Status launch_teams(Mirror& m, cuda::TeamWorkspace space, F&& launch) {
+  std::vector<int32_t> counters(static_cast<size_t>(space.counters_count), 0);
+  space.values = static_cast<uint64_t*>(m.scratch(space.values_count * 8, 0xff));
+  space.counters = counters.data();
+  m.inout(space.counters, space.counters_count * 4);
+  const Status status = launch(space);
+  m.finish();
+  for (const int32_t counter : counters) EXPECT_EQ(counter, 0) << "a counter was left behind";
+  return status;
+}
+
+inline Status call(AcceptSampledParams p) {
+  Mirror m;
+  m.in(p.logits, extent(p.B, p.N, 1, p.V, {p.stride_b, p.stride_n, 0}) * size_of(p.dtype));
+  m.in(p.draft_probs, extent(1, p.R, 1, p.V, {0, p.draft_stride, 0}) * 4);
+  m.in(p.draft_rows, p.B * p.N * 4);
+  m.in(p.rules, p.B * 4);
+  mirror_sampling(m, p.sampling, p.B);
+  m.in(p.seeds, p.B * 8);
+  m.in(p.positions, p.B * 8);
+  mirror_round(m, p.draft, p.accepted, p.B, p.N);
+  return launch_teams(m, cuda::accept_sampled_workspace(p), [&](const cuda::TeamWorkspace& space) {
+    return cuda::accept_sampled(p, space, nullptr);
+  });
+}
+
+inline Status call(SamplingProbsParams p) {
+  Mirror m;
+  m.in(p.logits, extent(1, p.R, 1, p.V, {0, p.stride, 0}) * size_of(p.dtype));
+  mirror_sampling(m, p.sampling, p.R);
+  m.inout(p.probs, p.R * p.V * 4);
+  return launch_teams(m, cuda::sampling_probs_workspace(p), [&](const cuda::TeamWorkspace& space) {
+    return cuda::sampling_probs(p, space, nullptr);
+  });
+}
+
+inline Status call(DrawParams p) {
+  Mirror m;
+  m.in(p.probs, extent(1, p.R, 1, p.V, {0, p.stride, 0}) * 4);
+  m.in(p.seeds, p.R * 8);
+  m.in(p.positions, p.R * 8);
+  m.in(p.nodes, p.R * 4);
+  m.inout(p.tokens, p.R * p.K * 8);
+  return launch_teams(m, cuda::draw_tokens_workspace(p),
+                      [&](const cuda::TeamWorkspace& space) { return cuda::draw_tokens(p, space, nullptr); });
+}
+
 }  // namespace specdec::gpu

@@ -1,0 +1,70 @@
+// sampling_probs: a team of blocks makes a row of logits one of probabilities, with acceptance's bits.
+#pragma once
+
+#include "sampling_row.cuh"
+
+namespace specdec::cuda {
+
+struct SamplingProbsWork {
+  SamplingProbsParams op;
+  TeamView team;
+};
+
+template <typename T, bool kVector>
+struct SamplingProbs {
+  using Params = SamplingProbsWork;
+  static constexpr int kThreads = kSamplingThreads;
+
+  class Source {
+   public:
+    static constexpr bool kScaled = true;
+
+    SPECDEC_DEVICE Source(const SamplingProbsParams& p, int64_t r) : p_(p), r_(r) {}
+    SPECDEC_DEVICE Global<const T> row(int) const {
+      return Global<const T>(static_cast<const T*>(p_.logits)) + r_ * p_.stride;
+    }
+    SPECDEC_DEVICE void elements(const Order&, const RowScale&, int64_t, double (&)[4]) const {}
+
+    // The probabilities; NaN where the order has a number.
+    template <typename Workers>
+    SPECDEC_DEVICE uint64_t pass(const Order& order, const RowScale& scale, Workers& workers) const {
+      const Global<float> probs = Global<float>(p_.probs) + r_ * p_.V;
+      workers.each(row(0), [&](int64_t token, float x) {
+        probs.store(token, order.number != 0.0 ? __builtin_nanf("") : scale.probability(x, token));
+      });
+      return 0;
+    }
+
+   private:
+    const SamplingProbsParams& p_;
+    int64_t r_;
+  };
+  using Workers = RowWorkers<T, kVector, Source>;
+
+  static Launch shape(const Params& p) {
+    const int64_t blocks = p.team.blocks();
+    return {
+        {blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
+        Team::kSharedBytes + Desk::kSharedBytes + RowTable::shared_bytes(1) + Workers::shared_bytes(p.op.V)};
+  }
+
+  SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
+    Team team(p.team, shared);
+    const Desk desk(shared);
+    const RowTable table(RowSettings(p.op.sampling, team.index()), 1, shared);
+    const Source source(p.op, team.index());
+    if (is_worker()) {
+      Workers(team, desk, table, source, p.op.V, shared).work();
+    } else {
+      double sum = 0.0;
+      Order order;
+      order.pass = Pass::kOfSource;
+      order.number = RowControl(desk, table, p.op.V).open(0, sum) ? 0.0 : 1.0;
+      desk.run(order);
+      desk.run({});
+    }
+    team.leave();
+  }
+};
+
+}  // namespace specdec::cuda
