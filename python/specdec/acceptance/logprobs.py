@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,17 +24,17 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+def token_logprobs(logits: Iterable[Tensor], tokens: Sequence[int], count: int) -> list[TokenLogprob]:
     """Log-probabilities of tokens, in float64. A row's numbers do not depend on the rows beside it.
 
     Args:
-        logits: float32 [E, V], row i being that which token i was chosen from, unprocessed.
+        logits: [E] rows float32 [V], row i being that which token i was chosen from, unprocessed.
         tokens: [E].
         count: how many of the most likely tokens to tell, 0 or more.
     """
     told = []
-    for row, token in zip(logits.cpu().numpy(), tokens, strict=True):
-        scores = row.astype(np.float64)  # a row of its own in memory: the same sums wherever it came from
+    for row, token in zip(logits, tokens, strict=True):
+        scores = row.cpu().numpy().astype(np.float64)
         top = largest(scores, count)[:count] if count else np.empty(0, np.intp)
         greatest = scores.max()
         total = greatest + np.log(np.exp(scores - greatest).sum())
