@@ -82,10 +82,7 @@ def decide_batch(
         ValueError: the rule is not exact for a proposal, logits that count are not finite, or a callback
             gave something else than a row of logits.
     """
-    raw = [
-        _unedited(logits[b, : 1 + len(p.tree)], s)
-        for b, (s, p) in enumerate(zip(sequences, proposals, strict=True))
-    ]
+    raw = [_unedited(logits[b], s) for b, s in enumerate(sequences)]
     if not settings.greedy and (rule == "typical" or isinstance(rule, Typical)):
         return [
             _decide_alone(s, p, logits[b, : 1 + len(p.tree)], rule, raw[b])
