@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec import ops
 from specdec.acceptance import SeededDecisions, SequenceRows, Typical, decide_round, edit_logits, rule_for
+from specdec.acceptance.processing import own_copy
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind
 from specdec.ops.acceptance import AcceptRule
@@ -124,7 +125,7 @@ def _unedited(logits: Tensor, sequence: ActiveSequence) -> Tensor | None:
     """The rows of a sequence that log-probabilities are wanted of; a copy where they will be edited."""
     if sequence.request.logprobs is None:
         return None
-    return logits.clone() if sequence.request.sampling.edited else logits
+    return own_copy(logits) if sequence.request.sampling.edited else logits
 
 
 def _rows(sequence: ActiveSequence, proposal: Proposal) -> SequenceRows | None:
