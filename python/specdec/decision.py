@@ -88,7 +88,9 @@ def decide_batch(
             _decide_alone(s, p, logits[b, : 1 + len(p.tree)], rule, raw[b])
             for b, (s, p) in enumerate(zip(sequences, proposals, strict=True))
         ]
-    edit_logits(logits, [_rows(s, p) for s, p in zip(sequences, proposals, strict=True)])
+    edits = [_rows(s, p) for s, p in zip(sequences, proposals, strict=True)]
+    if any(edits):
+        edit_logits(logits, edits)
     if settings.greedy:
         accepted = ops.accept_greedy(logits, batch.tokens, parents=batch.parents, lengths=batch.lengths)
     else:
