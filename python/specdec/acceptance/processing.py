@@ -85,11 +85,6 @@ def own_copy(rows: Tensor) -> Tensor:
     return torch.from_numpy(rows.numpy().copy()) if rows.device.type == "cpu" else rows.clone()
 
 
-def greedy_tokens(logits: Tensor, params: SamplingParams, history: TokenHistory | None = None) -> Tensor:
-    """The greedy token of each row, int64 [...]: the largest edited logit, ties to the lower index."""
-    return edited(logits, params, history).argmax(-1)
-
-
 def process_logits(logits: Tensor, params: SamplingParams, history: TokenHistory | None = None) -> Tensor:
     """The distribution each row is sampled from: probabilities [..., V], float32 (float64 if given float64).
 
