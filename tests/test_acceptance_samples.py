@@ -18,7 +18,7 @@ from specdec.acceptance.traversal import walk_traversal
 
 SOFT = SamplingParams(temperature=1.0)
 CHAIN, STAR, TREE = [-1, 0, 1], [-1, -1, -1], [-1, -1, 0, 1]
-PAIRS, PAIRS_OF_CONTROLS = 40_000, 20_000  # the operators' tests have 100,000
+PAIRS, PAIRS_OF_CONTROLS = 25_000, 20_000  # the operators' tests have 100,000
 
 
 def toy_of() -> Toy:
