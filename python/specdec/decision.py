@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec import ops
@@ -27,20 +29,31 @@ class BatchSettings:
         greedy: whether all of them are.
         sampling: [B] their rows' parameters.
         seeds: int64 [B], the bits of unsigned numbers.
+        rules: int32 [B], of the round being decided; `rules_written` is its memory.
+        positions: int64 [B], likewise, with `positions_written`.
     """
 
     greedy: bool
     sampling: SamplingTensors
     seeds: Tensor
+    rules: Tensor
+    positions: Tensor
+    rules_written: NDArray[np.int32]
+    positions_written: NDArray[np.int64]
 
     @classmethod
     def of(cls, sequences: Sequence[ActiveSequence]) -> BatchSettings:
         """The settings of these sequences, in order."""
         params = [s.request.sampling for s in sequences]
+        rules, positions = np.zeros(len(params), np.int32), np.zeros(len(params), np.int64)
         return cls(
             all(p.greedy for p in params),
             SamplingTensors.of(params),
             seed_bits([s.result.seed for s in sequences]),
+            torch.from_numpy(rules),
+            torch.from_numpy(positions),
+            rules,
+            positions,
         )
 
 
@@ -82,7 +95,8 @@ def decide_batch(
         ValueError: the rule is not exact for a proposal, logits that count are not finite, or a callback
             gave something else than a row of logits.
     """
-    raw = [_unedited(logits[b], s) for b, s in enumerate(sequences)]
+    # A verification sweeps the interpreter out of the caches: every call of torch below is felt.
+    raw = [None if s.request.logprobs is None else _unedited(logits[b], s) for b, s in enumerate(sequences)]
     if not settings.greedy and (rule == "typical" or isinstance(rule, Typical)):
         return [
             _decide_alone(s, p, logits[b, : 1 + len(p.tree)], rule, raw[b])
@@ -94,7 +108,9 @@ def decide_batch(
     if settings.greedy:
         accepted = ops.accept_greedy(logits, batch.tokens, parents=batch.parents, lengths=batch.lengths)
     else:
-        rules = [_rule(rule, s, p, drafter) for s, p in zip(sequences, proposals, strict=True)]
+        for b, (s, p) in enumerate(zip(sequences, proposals, strict=True)):
+            settings.rules_written[b] = _rule(rule, s, p, drafter)
+            settings.positions_written[b] = s.position
         accepted = ops.accept_sampled(
             logits,
             batch.tokens,
@@ -102,14 +118,16 @@ def decide_batch(
             lengths=batch.lengths,
             draft_probs=batch.draft_probs,
             draft_rows=batch.draft_rows,
-            rules=torch.tensor(rules, dtype=torch.int32),
+            rules=settings.rules,
             **settings.sampling._asdict(),
             seeds=settings.seeds,
-            positions=torch.tensor([s.position for s in sequences], dtype=torch.int64),
+            positions=settings.positions,
         )
+    lengths = accepted.path_lengths.tolist()
+    paths = accepted.path.tolist() if max(lengths) > 1 else [[0]] * len(lengths)
     decided = []
     for b, (nodes, length, token) in enumerate(
-        zip(accepted.path.tolist(), accepted.path_lengths.tolist(), accepted.next_token.tolist(), strict=True)
+        zip(paths, lengths, accepted.next_token.tolist(), strict=True)
     ):
         path = nodes[:length]
         if token < 0:
@@ -118,10 +136,8 @@ def decide_batch(
     return decided
 
 
-def _unedited(logits: Tensor, sequence: ActiveSequence) -> Tensor | None:
-    """The rows of a sequence that log-probabilities are wanted of; a copy where they will be edited."""
-    if sequence.request.logprobs is None:
-        return None
+def _unedited(logits: Tensor, sequence: ActiveSequence) -> Tensor:
+    """The rows of a sequence as they are now; a copy where they will be edited."""
     return own_copy(logits) if sequence.request.sampling.edited else logits
 
 

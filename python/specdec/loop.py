@@ -426,6 +426,8 @@ class Loop:
 
 def _check_accepted(sequence: ActiveSequence, proposal: Proposal, path: Sequence[int]) -> None:
     """The path runs along the tree: off it, the state would go on wrong and no error would say so."""
+    if path == [0]:  # the root token alone
+        return
     tree = proposal.tree
     parents = None if tree.is_chain else [-1, *(above + 1 for above in tree.parents)]  # below the root token
     check_branch(f"path: slot {sequence.slot}", path, parents)
