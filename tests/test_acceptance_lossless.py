@@ -301,7 +301,7 @@ def test_keeping_the_unlikely_draft_is_exact(rule: Any) -> None:
 
 @pytest.mark.parametrize("rule", DRAWN)
 def test_growing_below_the_likelier_sibling_is_exact(rule: str) -> None:
-    """Which node gets children may depend on the tokens of all nodes drawn before them."""
+    """Which node gets children, and how many, may depend on the tokens of all nodes drawn before them."""
     toy = Toy.random(51, SOFT)
     code, independent = DRAWN[rule]
 
@@ -310,8 +310,8 @@ def test_growing_below_the_likelier_sibling_is_exact(rule: str) -> None:
         nodes = Drafts(toy, text, parents, decide, independent)
         q = toy.q(text)
         likelier = 1 if q[nodes[1]] >= q[nodes[2]] else 2
-        nodes.grow(likelier)
-        nodes.grow(likelier)
+        for _ in range(likelier):
+            nodes.grow(likelier)
         path, x = walk(code, nodes.p_target, nodes.p_draft, nodes, parents, decide)
         return [*nodes.text(path[-1])[len(text) :], x]
 

@@ -107,6 +107,19 @@ def test_operators_decide_as_the_rules(rule: AcceptRule, tree: str) -> None:
         draft_rows=rows,
         **settings,
     )
+    some = torch.randperm(batch, generator=g)[: batch // 2]  # in another order, without the others
+    again = ops.accept_sampled(
+        logits[some],
+        tokens[some],
+        torch.tensor([parents] * len(some), dtype=torch.int32),
+        rules=torch.full((len(some),), int(rule), dtype=torch.int32),
+        seeds=int64(seeds)[some],
+        positions=positions[some],
+        draft_probs=probs,
+        draft_rows=rows[some],
+        **{name: value[some] for name, value in settings.items()},
+    )
+    assert all(torch.equal(ours[some], theirs) for ours, theirs in zip(got, again, strict=True))
     lengths = set()
     for b in range(batch):
         every = {name: value[b : b + 1].expand(len(parents)).contiguous() for name, value in settings.items()}

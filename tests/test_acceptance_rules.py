@@ -21,7 +21,7 @@ from specdec.acceptance import (
     SeededDecisions,
     TokenHistory,
     Typical,
-    accept_sampled,
+    decide_round,
     process_logits,
     resolve,
     rule_for,
@@ -114,7 +114,7 @@ def decode(
         paths = [path_to(i, above) for i in range(len(nodes))]
         logits = torch.stack([model([*text, *(nodes[j] for j in p[1:])]) for p in paths])
         proposal = Proposal(Tree(parents), Kind.DETERMINISTIC)
-        path, x = accept_sampled(logits, nodes, proposal, params, history, seed, len(text))
+        path, x = decide_round(logits, nodes, proposal, params, history, SeededDecisions(seed, len(text)))
         assert path == path_to(path[-1], above)  # root to node
         new = [*(nodes[j] for j in path[1:]), x]
         for token in new:
@@ -198,14 +198,17 @@ def test_temperature_zero_is_greedy_acceptance(tree: tuple[list[int], list[int],
     paths = [path_to(i, parents) for i in range(len(tokens))]
     logits = torch.stack([model([*text, *(tokens[j] for j in p[1:])]) for p in paths])
     proposal = Proposal(Tree([p - 1 for p in parents[1:]]), Kind.DETERMINISTIC)
-    path, x = accept_sampled(logits, tokens, proposal, SamplingParams(), None, 0, 0)
+    path, x = decide_round(logits, tokens, proposal, SamplingParams(), None, SeededDecisions(0, 0))
     assert (path, x) == walk_greedy(logits.numpy().__getitem__, tokens, parents)
 
 
 def test_a_seed_decides_and_every_position_has_its_own_numbers() -> None:
     params = SamplingParams(temperature=1.0)
     flat = torch.zeros(1, 1000)
-    at = [[accept_sampled(flat, [0], None, params, None, s, t).next_token for t in range(20)] for s in (1, 2)]
+    at = [
+        [decide_round(flat, [0], None, params, None, SeededDecisions(s, t)).next_token for t in range(20)]
+        for s in (1, 2)
+    ]
     assert at[0] != at[1]
     assert len(set(at[0])) > 15
 
@@ -215,10 +218,13 @@ def test_a_large_vocabulary_decides_as_row_by_row() -> None:
     logits = 3 * torch.randn(8, vocab, generator=torch.Generator().manual_seed(9))
     tokens = [0]
     for i in range(8):
-        alone = accept_sampled(logits[i : i + 1], [tokens[-1]], None, params, None, 5, 40 + i)
+        alone = decide_round(logits[i : i + 1], [tokens[-1]], None, params, None, SeededDecisions(5, 40 + i))
         tokens.append(alone.next_token)
     proposal = Proposal(Tree(list(range(-1, 6))), Kind.DETERMINISTIC)
-    assert accept_sampled(logits, tokens[:8], proposal, params, None, 5, 40) == (list(range(8)), tokens[8])
+    assert decide_round(logits, tokens[:8], proposal, params, None, SeededDecisions(5, 40)) == (
+        list(range(8)),
+        tokens[8],
+    )
 
 
 def test_errors_name_the_argument() -> None:
@@ -227,7 +233,7 @@ def test_errors_name_the_argument() -> None:
     rows = torch.full((2, VOCAB), 1 / VOCAB)
 
     def decide(tokens: list[int], proposal: Proposal | None) -> None:
-        accept_sampled(logits, tokens, proposal, params, None, 0, 0)
+        decide_round(logits, tokens, proposal, params, None, SeededDecisions(0, 0))
 
     with pytest.raises(ValueError, match="auto is not exact for a tree of kind WITHOUT_REPLACEMENT"):
         decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))

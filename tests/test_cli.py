@@ -15,7 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec import __version__
+from specdec.acceptance import SamplingParams
 from specdec.cli.app import app
+from specdec.generation import Request
+from specdec.loop import Loop
+from specdec.models import load_model, load_tokenizer
 from specdec.models.checkpoint import load_config, resolve_model
 from specdec.models.tokenizer import Tokenizer
 
@@ -169,6 +173,54 @@ def test_a_sampled_run_is_repeated_by_its_seed() -> None:
     assert _json(*args, "--seed", str(first["seed"] ^ 1))["tokens"] != first["tokens"]
 
 
+def test_edits_of_logits_are_those_of_the_library() -> None:
+    model = load_model("gdn-code")
+    tokenizer = load_tokenizer("gdn-code")
+    plain = _json(PROMPT, "--max-new-tokens", "24")["tokens"]
+    for args, fields in (
+        (["--presence-penalty", "1.5"], {"presence_penalty": 1.5}),
+        (["--frequency-penalty", "-0.5"], {"frequency_penalty": -0.5}),
+        (["--logit-bias", f"{plain[3]}=-9", "--logit-bias", "7=2"], {"logit_bias": {plain[3]: -9, 7: 2}}),
+        (["--banned-tokens", f"{plain[0]},5-9"], {"banned_tokens": [plain[0], *range(5, 10)]}),
+        (["--allowed-tokens", "300-2000, 20"], {"allowed_tokens": [20, *range(300, 2001)]}),
+    ):
+        got = _json(PROMPT, "--max-new-tokens", "24", "--compare", *args)
+        request = Request(tokenizer.encode(PROMPT), 24, SamplingParams(**fields))
+        assert got["tokens"] == Loop(model).run([request])[0].tokens
+        assert got["tokens"] != plain
+        assert got["plain"]["same_tokens"]
+
+
+def test_an_oracle_knows_what_comes_with_edits() -> None:
+    args = ("--repetition-penalty", "1.3", "--frequency-penalty", "0.5", "--drafter", "oracle")
+    stats = _json(PROMPT, "--max-new-tokens", "24", *args)["stats"]
+    assert stats["drafted"] == stats["accepted"] > 0
+
+
+def test_log_probabilities_are_in_the_json_alone() -> None:
+    args = (PROMPT, "--max-new-tokens", "12")
+    record = _json(*args, "--logprobs", "3", "--frequency-penalty", "0.4")
+    assert [told["token"] for told in record["logprobs"]] == record["tokens"]
+    for told in record["logprobs"]:
+        assert len(told["top"]) == 3
+        assert told["top"][0]["logprob"] >= told["logprob"]
+    assert [told["top"] for told in _json(*args, "--logprobs", "0")["logprobs"]] == [[]] * 12
+    assert "logprobs" not in _json(*args)
+
+
+def test_a_lossy_rule_says_so() -> None:
+    drafting = ("--drafter", "exit:1", "--max-new-tokens", "24")
+    args = (PROMPT, "--temperature", "1.5", "--seed", "2", *drafting)
+    record = _json(*args, "--acceptance", "typical")
+    assert (record["acceptance"], record["lossless"]) == ("typical", False)
+    exact = _json(*args)
+    assert (exact["acceptance"], exact["lossless"]) == ("auto", True)
+    assert "lossless" not in _json(PROMPT, *drafting, "--acceptance", "typical")  # greedy: no rule is at work
+    for rule, words in (("typical", "typical: LOSSY"), ("speculative", "speculative")):
+        panel = RUNNER.invoke(app, ["generate", *args, "--acceptance", rule]).stderr
+        assert re.search(f"acceptance +{words}", panel)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -195,6 +247,29 @@ def test_a_sampled_run_is_repeated_by_its_seed() -> None:
         (["generate", "x", "--top-p", "0"], ["--top-p"]),
         (["generate", "x", "--repetition-penalty", "0"], ["--repetition-penalty"]),
         (["generate", "x", "--seed", "-1"], ["--seed"]),
+        (["generate", "x", "--presence-penalty", "2.5"], ["--presence-penalty: got 2.5", "-2 to 2"]),
+        (["generate", "x", "--frequency-penalty", "nan"], ["--frequency-penalty: got nan"]),
+        (["generate", "x", "--logit-bias", "5"], ["--logit-bias: got '5', want TOKEN=BIAS"]),
+        (["generate", "x", "--logit-bias", "a=1"], ["--logit-bias: got 'a=1'"]),
+        (["generate", "x", "--logit-bias", "-4=1"], ["--logit-bias: got the token -4"]),
+        (["generate", "x", "--logit-bias", "7=inf"], ["--logit-bias[7]: got inf", "banned"]),
+        (["generate", "x", "--logit-bias", "4096=1"], ["--logit-bias: got token 4096, want 0 to 4095"]),
+        (["generate", "x", "--allowed-tokens", ""], ["--allowed-tokens: got ''"]),
+        (["generate", "x", "--allowed-tokens", "9-5"], ["--allowed-tokens: got '9-5'"]),
+        (["generate", "x", "--allowed-tokens", "5", "--banned-tokens", "1-9"], ["--allowed-tokens: got all"]),
+        (["generate", "x", "--banned-tokens", "3-x"], ["--banned-tokens: got '3-x'"]),
+        (["generate", "x", "--banned-tokens", "1-99999999999"], ["--banned-tokens: got '1-99999999999'"]),
+        (["generate", "x", "--banned-tokens", "0-4095"], ["--banned-tokens: got the whole vocabulary"]),
+        (["generate", "x", "--acceptance", "magic"], ["--acceptance", "magic", "speculative", "typical"]),
+        (
+            [
+                *["generate", "x", "--temperature", "1", "--acceptance", "block"],
+                *["--drafter", "model:gdn-code", "--draft-tree", "2"],
+            ],
+            ["--acceptance: block is not exact", "traversal"],
+        ),
+        (["generate", "x", "--logprobs", "-1", "--json"], ["--logprobs"]),
+        (["generate", "x", "--logprobs", "2"], ["--logprobs", "--json"]),
         (["generate", "x", "--dtype", "float64"], ["--dtype", "float32", "bfloat16"]),
         (["generate", "x", "--oracle-p", "2"], ["--oracle-p"]),
         (["generate", "x", "--stop", ""], ["--stop"]),

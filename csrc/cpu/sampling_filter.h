@@ -158,77 +158,112 @@ inline Key nucleus_end(Key* keys, int64_t count, uint64_t goal, const RowScale& 
   return keys[i];
 }
 
-// The masses of a part's weights; exact as a float64, since at most 2^13 of at most 2^40 are added.
-template <typename T>
-double mass_of_part(const RowElements<T>& row, int64_t begin, int64_t end) {
-  typedef int32_t Ints __attribute__((vector_size(Vec::kWidth * 4)));
-  Doubles low = Doubles::set(0.0), high = low;
-  int64_t i = begin;
-  for (; i + Vec::kWidth <= end; i += Vec::kWidth) {
-    const Vec units = row.vec(i) * Vec::set(0x1p40f);
-    const Vec small = min(units, Vec::set(0x1p23f));  // beyond it there is nothing to truncate
-    const Ints whole = __builtin_convertvector(small.x, Ints);
-    Vec truncated;
-    truncated.x = __builtin_convertvector(whole, decltype(truncated.x));
-    const DoublePair pair = widen({units.x < Vec::set(0x1p23f).x ? truncated.x : units.x});
-    low = low + pair.low;
-    high = high + pair.high;
-  }
-  double lanes[Doubles::kWidth], sum = 0.0;
-  (low + high).store(lanes);
-  for (const double x : lanes) sum += x;
-  for (; i < end; ++i) sum += static_cast<double>(mass_of(row.single(i)));
-  return sum;
-}
-
 constexpr int kBuckets = 2048;  // of a histogram over the nucleus, by the scaled distance from the largest
 
-// The last key of the nucleus of all tokens; `keys` has room for V. A histogram of masses finds the bucket
-// that holds it, whose tokens alone are ordered.
+// Finds the nucleus of all tokens of a row. A histogram of masses finds the bucket where it ends, whose
+// tokens alone are ordered.
 template <typename T>
-Key nucleus_of_row(const RowElements<T>& row, int64_t V, float top_p, double* parts, Key* keys) {
-  const int64_t count = parts_of(V);
-  parallel_for(count, V * kElementWork, [&](int64_t part) {
-    const int64_t begin = part * kPartElements;
-    parts[part] = mass_of_part(row, begin, std::min(V, begin + kPartElements));
-  });
-  uint64_t total = 0;
-  for (int64_t part = 0; part < count; ++part) total += static_cast<uint64_t>(parts[part]);
-  uint64_t goal = mass_goal(total, top_p);
-  // What lies this far below the largest has less mass in all than the nucleus leaves out.
-  const double depth = std::log(static_cast<double>(V) / (1.0 - static_cast<double>(top_p))) + 0.25;
-  const double largest = static_cast<double>(row.scale.largest);
-  const float floor =
-      std::min(static_cast<float>(largest - depth * 1.001 / static_cast<double>(row.scale.inverse_t) -
-                                  1e-6 * std::fabs(largest)),
-               std::nextafter(row.scale.largest, -INFINITY));
-  const float step = static_cast<float>((kBuckets - 1) / depth);
-  const auto bucket_of = [&](float logit) {
-    return std::min(static_cast<int>(std::min(((row.scale.largest - logit) * row.scale.inverse_t) * step,
-                                              static_cast<float>(kBuckets))),
-                    kBuckets - 1);
-  };
-  const auto visit = [&](const auto& f) {
-    int64_t i = 0;
-    for (; i + Vec::kWidth <= V; i += Vec::kWidth) {
-      uint32_t above = greater_bits(Vec::load(row.logits + i), Vec::set(floor));
-      for (; above != 0; above &= above - 1) f(i + __builtin_ctz(above));
+class NucleusSearch {
+ public:
+  NucleusSearch(const RowElements<T>& row, int64_t V, float top_p) : row_(row), V_(V), top_p_(top_p) {
+    // What lies this far below the largest has less mass in all than the nucleus leaves out.
+    const double depth = std::log(static_cast<double>(V) / (1.0 - static_cast<double>(top_p))) + 0.25;
+    const double largest = static_cast<double>(row.scale.largest);
+    const double floor =
+        largest - depth * 1.001 / static_cast<double>(row.scale.inverse_t) - 1e-6 * std::fabs(largest);
+    floor_ = std::min(static_cast<float>(floor), std::nextafter(row.scale.largest, -INFINITY));
+    step_ = static_cast<float>((kBuckets - 1) / depth);
+  }
+
+  // The last key of the nucleus; `keys` has room for V.
+  Key last(Key* keys) {
+    uint64_t goal = mass_goal(count_masses(), top_p_);
+    int bucket = 0;
+    for (; bucket < kBuckets - 1 && masses_[bucket] < goal; ++bucket) goal -= masses_[bucket];
+    return nucleus_end(keys, collect(bucket, keys), goal, row_.scale);
+  }
+
+ private:
+  typedef int32_t Ints __attribute__((vector_size(Vec::kWidth * 4)));
+
+  // Where a logit lies, in buckets; what is greater never lies further.
+  SPECDEC_INLINE Vec place(Vec logit) const {
+    const RowScale& scale = row_.scale;
+    const Vec scaled = (Vec::set(scale.largest) - logit) * Vec::set(scale.inverse_t) * Vec::set(step_);
+    return min(scaled, Vec::set(kBuckets - 1));
+  }
+  float place(float logit) const {
+    const RowScale& scale = row_.scale;
+    return std::min((scale.largest - logit) * scale.inverse_t * step_, static_cast<float>(kBuckets - 1));
+  }
+
+  // Fills the histogram and returns the mass of the row.
+  uint64_t count_masses() {
+    uint64_t total = 0;
+    for (int64_t begin = 0; begin < V_; begin += kPartElements) {
+      const int64_t end = std::min(V_, begin + kPartElements);
+      // Exact: at most 2^13 integers of at most 2^40.
+      Doubles low = Doubles::set(0.0), high = low;
+      int64_t i = begin;
+      for (; i + Vec::kWidth <= end; i += Vec::kWidth) {
+        const Vec logit = Vec::load(row_.logits + i);
+        const Vec units = row_.vec(i) * Vec::set(0x1p40f);
+        const Vec small = min(units, Vec::set(0x1p23f));  // beyond it there is nothing to truncate
+        const Ints whole = __builtin_convertvector(small.x, Ints);
+        Vec truncated;
+        truncated.x = __builtin_convertvector(whole, decltype(truncated.x));
+        const DoublePair pair = widen({units.x < Vec::set(0x1p23f).x ? truncated.x : units.x});
+        low = low + pair.low;
+        high = high + pair.high;
+        uint32_t above = greater_bits(logit, Vec::set(floor_));
+        if (above == 0) continue;
+        float masses[Vec::kWidth], places[Vec::kWidth];
+        units.store(masses);
+        place(logit).store(places);
+        for (; above != 0; above &= above - 1) {
+          const int lane = __builtin_ctz(above);
+          masses_[static_cast<int>(places[lane])] +=
+              static_cast<uint64_t>(static_cast<int64_t>(masses[lane]));
+        }
+      }
+      double lanes[Doubles::kWidth], sum = 0.0;
+      (low + high).store(lanes);
+      for (const double x : lanes) sum += x;
+      total += static_cast<uint64_t>(sum);
+      for (; i < end; ++i) {
+        const uint64_t mass = mass_of(row_.single(i));
+        total += mass;
+        masses_[static_cast<int>(place(to_float(row_.logits[i])))] += mass;
+      }
     }
-    for (; i < V; ++i) {
-      if (to_float(row.logits[i]) > floor) f(i);
+    return total;
+  }
+
+  // The keys of a bucket.
+  int64_t collect(int bucket, Key* keys) const {
+    const Vec first = Vec::set(static_cast<float>(bucket));
+    const Vec next = Vec::set(bucket < kBuckets - 1 ? static_cast<float>(bucket + 1) : INFINITY);
+    int64_t count = 0, i = 0;
+    for (; i + Vec::kWidth <= V_; i += Vec::kWidth) {
+      const Vec at = place(Vec::load(row_.logits + i));
+      uint32_t inside = greater_bits(next, at) & ~greater_bits(first, at);
+      for (; inside != 0; inside &= inside - 1) {
+        const int64_t token = i + __builtin_ctz(inside);
+        keys[count++] = key_of(to_float(row_.logits[token]), token);
+      }
     }
-  };
-  uint64_t masses[kBuckets] = {};
-  visit([&](int64_t i) { masses[bucket_of(to_float(row.logits[i]))] += mass_of(row.single(i)); });
-  int bucket = 0;
-  for (; bucket < kBuckets - 1 && masses[bucket] < goal; ++bucket) goal -= masses[bucket];
-  int64_t in_bucket = 0;
-  visit([&](int64_t i) {
-    const float logit = to_float(row.logits[i]);
-    if (bucket_of(logit) == bucket) keys[in_bucket++] = key_of(logit, i);
-  });
-  return nucleus_end(keys, in_bucket, goal, row.scale);
-}
+    for (; i < V_; ++i) {
+      const float logit = to_float(row_.logits[i]);
+      if (static_cast<int>(place(logit)) == bucket) keys[count++] = key_of(logit, i);
+    }
+    return count;
+  }
+
+  const RowElements<T>& row_;
+  int64_t V_;
+  float top_p_, floor_, step_;
+  uint64_t masses_[kBuckets] = {};
+};
 
 // Keys that a row's settings want room for.
 inline int64_t keys_wanted(const Settings& s, int64_t V) {

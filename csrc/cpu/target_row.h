@@ -40,7 +40,7 @@ struct TargetRow {
       keep(last);
       if (listed_wanted(settings) > 0) list(keys, count, last, listed);
     } else if (settings.top_p < 1.0f) {
-      keep(nucleus_of_row(weights, V, settings.top_p, parts, keys));
+      keep(NucleusSearch<T>(weights, V, settings.top_p).last(keys));
     }
     if (settings.min_p > 0.0f) {
       weights.filtered = true;

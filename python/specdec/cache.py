@@ -259,11 +259,11 @@ class DecodingCache:
         self.flush()
         for slot in slots:
             check_integer("slots", slot, 0, self.slots - 1)
-        index = torch.as_tensor(list(slots), dtype=torch.long)
         for state, window in zip(self.state, self.conv, strict=True):
-            state[index] = 0
-            if window is not None:
-                window[index] = 0
+            for slot in slots:  # an index of all slots would start threads for each write
+                state[slot].zero_()
+                if window is not None:
+                    window[slot].zero_()
 
     def snapshot(self, slot: int) -> list[tuple[Tensor, Tensor | None]]:
         """Copies of a slot's memory, a (state, window) a layer. Raises ValueError like `reset`."""

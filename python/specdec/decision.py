@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
-from specdec.acceptance import SequenceRows, Typical, accept_sampled, edit_logits, rule_for
+from specdec.acceptance import SeededDecisions, SequenceRows, Typical, decide_round, edit_logits, rule_for
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind
 from specdec.ops.acceptance import AcceptRule
@@ -153,14 +153,13 @@ def _decide_alone(
     largest = float(logits.max())
     if not math.isfinite(largest):
         raise _not_finite(sequence, largest)
-    path, token = accept_sampled(
+    path, token = decide_round(
         logits,
         [sequence.root, *proposal.tree.tokens],
         proposal,
         sequence.request.sampling,
         sequence.history,
-        sequence.result.seed,
-        sequence.position,
+        SeededDecisions(sequence.result.seed, sequence.position),
         rule,
     )
     return Decided(path, token, raw)

@@ -13,7 +13,7 @@ from specdec.acceptance.rng import DRAFT_CHILD_BITS, RACE_TOKEN_BITS
 
 # At least as many as there are chi-square tests of real rules in the whole suite, for Bonferroni; seeds are
 # fixed, so the suite is deterministic.
-TESTS = 100
+TESTS = 130
 ALPHA = 1e-3 / TESTS
 
 

@@ -20,8 +20,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ops import sampling
 from specdec import ops
-from specdec.ops import Factors, convolution, layer, recurrence, reference
+from specdec.ops import Accepted, Factors, acceptance, convolution, layer, recurrence, reference
 from specdec.ops._operator import operator
 
 T = TypeVar("T")
@@ -38,6 +39,10 @@ class Backend:
     conv_commit: Callable[..., None]
     prefill: Callable[..., Tensor]
     verify_layer: Callable[..., tuple[Tensor, Factors]]
+    accept_greedy: Callable[..., Accepted]
+    accept_sampled: Callable[..., Accepted]
+    sampling_probs: Callable[..., Tensor]
+    draw_tokens: Callable[..., Tensor]
     strategies: tuple[str, ...]
     precisions: tuple[str, ...] = ()  # of solve and prefill, beside the default
     checks_values: bool = True  # does it refuse what only a look into the tensors shows?
@@ -83,6 +88,10 @@ REFERENCE = Backend(
     conv_commit=reference.conv_commit,
     prefill=_reference_prefill,
     verify_layer=_reference_layer,
+    accept_greedy=sampling.accept_greedy,
+    accept_sampled=sampling.accept_sampled,
+    sampling_probs=sampling.sampling_probs,
+    draw_tokens=sampling.draw_tokens,
     strategies=("serial",),
 )
 
@@ -94,6 +103,10 @@ CPU = Backend(
     conv_commit=ops.conv_commit,
     prefill=ops.prefill,
     verify_layer=ops.verify_layer,
+    accept_greedy=ops.accept_greedy,
+    accept_sampled=ops.accept_sampled,
+    sampling_probs=ops.sampling_probs,
+    draw_tokens=ops.draw_tokens,
     strategies=("serial", "hybrid", "solve"),
 )
 
@@ -103,7 +116,8 @@ SIMT_LIBRARY = Path(__file__).resolve().parents[2] / "build" / "lib" / "libspecd
 _RECURRENCE = ("verify", "verify_deferred", "commit", "prefill")
 _CONVOLUTION = ("conv_verify", "conv_verify_deferred", "conv_commit")
 _LAYER = ("verify_layer", "verify_layer_deferred")
-_WRAPPERS = ("verify", "commit", "conv_verify", "conv_commit", "prefill", "verify_layer")
+_SAMPLING = ("accept_greedy", "accept_sampled", "sampling_probs", "draw_tokens")
+_WRAPPERS = ("verify", "commit", "conv_verify", "conv_commit", "prefill", "verify_layer", *_SAMPLING)
 
 
 @functools.cache
@@ -131,6 +145,7 @@ def _through_simt(function: Callable[..., Any]) -> Callable[..., Any]:
             stack.enter_context(mock.patch.multiple(recurrence, **of_gpu))
             stack.enter_context(mock.patch.multiple(convolution, **_simt_operators(_CONVOLUTION)))
             stack.enter_context(mock.patch.multiple(layer, **_simt_operators(_LAYER)))
+            stack.enter_context(mock.patch.multiple(acceptance, **_simt_operators(_SAMPLING)))
             return function(*args, **kwargs)
 
     return call

@@ -7,7 +7,7 @@ from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.processing import greedy_tokens, process_logits
 from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
-from specdec.acceptance.round import accept_sampled, decide_round
+from specdec.acceptance.round import decide_round
 from specdec.acceptance.rules import RULES, ProposalLike, resolve, rule_for
 from specdec.acceptance.typical import Typical
 
@@ -23,7 +23,6 @@ __all__ = [
     "TokenHistory",
     "TokenLogprob",
     "Typical",
-    "accept_sampled",
     "categorical",
     "decide_round",
     "edit_logits",

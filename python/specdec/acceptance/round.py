@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from specdec.acceptance.decisions import Accepted, Decisions, Row, Rows, SeededDecisions, path_to
+from specdec.acceptance.decisions import Accepted, Decisions, Row, Rows, path_to
 from specdec.acceptance.follow import walk_follow
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.k_seq import walk_k_seq
@@ -21,21 +21,6 @@ from specdec.acceptance.rules import ProposalLike, rule_for
 from specdec.acceptance.traversal import walk_traversal
 from specdec.acceptance.typical import Typical, walk_typical
 from specdec.ops.acceptance import AcceptRule
-
-
-def accept_sampled(
-    logits: Tensor,
-    tokens: Sequence[int],
-    proposal: ProposalLike | None,
-    params: SamplingParams,
-    history: TokenHistory | None,
-    seed: int,
-    position: int,
-    rule: str | Typical = "auto",
-) -> Accepted:
-    """`decide_round` with the numbers of a seed; `position` is the index in the sequence, prompt included, of
-    the first token this round emits."""
-    return decide_round(logits, tokens, proposal, params, history, SeededDecisions(seed, position), rule)
 
 
 def decide_round(

@@ -28,7 +28,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {
-    "auto": Rule("the exact rule that accepts most: traversal, on a chain block"),
+    "auto": Rule("traversal, on a chain block: keeps no less than speculative"),
     "speculative": Rule("drafts one by one, siblings by recursive rejection"),
     "k-seq": Rule("SpecTr: siblings drawn independently from one row, tested alike"),
     "block": Rule("block verification: a chain by its joint probabilities"),

@@ -55,6 +55,13 @@ MaxDraft = Annotated[
 OracleP = Annotated[
     float, typer.Option("--oracle-p", min=0.0, max=1.0, help="Chance that a token of the oracle is right.")
 ]
+Acceptance = Annotated[
+    str,
+    typer.Option(
+        help="What decides about drafts that were drawn at random (temperature above 0): auto, speculative, "
+        "k-seq, block, traversal, or typical, which is lossy."
+    ),
+]
 DraftTree = Annotated[
     str,
     typer.Option(
@@ -79,7 +86,10 @@ def _root(
         typer.echo(context.get_help())
 
 
-@app.command(epilog="Example: specdec generate 'def fibonacci(n):' --max-new-tokens 96 --stop $'\\n\\n\\n'")
+@app.command(
+    epilog="Example: specdec generate 'def fibonacci(n):' --max-new-tokens 96 --stop $'\\n\\n\\n'\n\n"
+    "Example: specdec generate '# A queue' --temperature 0.8 --frequency-penalty 0.3 --logprobs 3 --json"
+)
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; '-' or nothing reads it from stdin.")
@@ -101,6 +111,37 @@ def generate(
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1 disfavours tokens seen before; 1 is off.")
     ] = 1.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option(help="Subtracted from the logit of every token already written, -2 to 2; 0 is off."),
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Subtracted as often as the token was written, -2 to 2; 0 is off.")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOKEN=BIAS", help="Added to a token's logit; may be given several times."),
+    ] = None,
+    allowed_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IDS", help="Only these tokens: ids and ranges, such as 7,20-39.", show_default=False
+        ),
+    ] = None,
+    banned_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="IDS", help="Never these tokens, also where allowed.", show_default=False),
+    ] = None,
+    acceptance: Acceptance = "auto",
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --json: every token's log-probability and the N likeliest, under the model's own "
+            "distribution (before temperature and all else).",
+            show_default=False,
+        ),
+    ] = None,
     seed: Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be given several times.")
@@ -109,6 +150,7 @@ def generate(
     max_draft: MaxDraft = 16,
     commit: CommitOption = Commit.deferred,
     oracle_p: OracleP = 1.0,
+    draft_tree: DraftTree = "1",
     compare: Annotated[
         bool,
         typer.Option(
@@ -135,12 +177,20 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=tuple(logit_bias or ()),
+        allowed_tokens=allowed_tokens,
+        banned_tokens=banned_tokens,
+        acceptance=acceptance,
+        logprobs=logprobs,
         seed=seed,
         stop=tuple(stop or ()),
         dtype=dtype.value,
         max_draft=max_draft,
         commit=commit.value,
         oracle_p=oracle_p,
+        draft_tree=draft_tree,
         compare=compare,
         json=json,
         stream=stream,

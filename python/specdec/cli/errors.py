@@ -73,4 +73,5 @@ def _close_stdout() -> None:
 
 def as_option(error: ValueError) -> ValueError:
     """The error of a library argument, `top_p: got ...`, as that of its option, `--top-p: got ...`."""
-    return ValueError(re.sub(r"^([a-z_]+): ", lambda m: f"--{m[1].replace('_', '-')}: ", str(error), count=1))
+    text = str(error)
+    return ValueError(re.sub(r"^([a-z_]+)(?=(\[\d+\])?: )", lambda m: f"--{m[1].replace('_', '-')}", text))

@@ -15,8 +15,9 @@ from typing import Literal, TextIO, cast
 import torch
 
 from specdec.acceptance.params import SamplingParams
+from specdec.acceptance.rules import RULES, resolve
 from specdec.cli.errors import INTERRUPTED, as_option, note
-from specdec.cli.panel import Comparison, print_panel
+from specdec.cli.panel import Chance, Comparison, print_panel
 from specdec.cli.text import TextWriter
 from specdec.generation import Request, Result, Statistics
 from specdec.loop import Loop
@@ -30,6 +31,8 @@ from specdec.methods import (
 )
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
+
+MAX_TOKEN = 2**24  # far beyond any vocabulary; a longer range would only fill memory
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,20 @@ class Options:
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[str, ...]
+    allowed_tokens: str | None
+    banned_tokens: str | None
+    acceptance: str
+    logprobs: int | None
     seed: int | None
     stop: tuple[str, ...]
     dtype: str
     max_draft: int
     commit: str
     oracle_p: float
+    draft_tree: str
     compare: bool
     json: bool
     stream: bool
@@ -70,7 +81,13 @@ def run(prompt: str | None, options: Options) -> int:
     model = load_model(options.model, dtype=getattr(torch, options.dtype))
     # Without --no-stream the text is written while it comes; --json keeps stdout for its one object.
     writer = TextWriter(tokenizer, options.stop, sys.stdout if options.stream and not options.json else None)
-    request = Request(tokens, options.max_new_tokens, sampling, stop=lambda: writer)
+    try:
+        sampling.check_vocabulary(model.vocab_size)
+    except ValueError as error:
+        raise as_option(error) from None
+    request = Request(
+        tokens, options.max_new_tokens, sampling, stop=lambda: writer, logprobs=options.logprobs
+    )
     loop = _loop(model, method, spec, request, options)
     if not options.json and sys.stdout.isatty():
         _echo_prompt(text)
@@ -81,7 +98,8 @@ def run(prompt: str | None, options: Options) -> int:
         plain, interrupted = _decode_plainly(model, request, result)
 
     if options.json:
-        _print_json(writer.text, result, loop.statistics, sampling, plain)
+        rule = None if sampling.greedy else options.acceptance
+        _print_json(writer.text, result, loop.statistics, rule, plain)
     else:
         if not options.stream:
             sys.stdout.write(writer.text)
@@ -89,8 +107,8 @@ def run(prompt: str | None, options: Options) -> int:
             sys.stdout.write("\n")
         sys.stdout.flush()
         title = options.method if spec is None else f"{options.method}, {spec.label} drafter"
-        seed = None if sampling.greedy else result.seed
-        print_panel(f"{title}, {options.model}", loop.statistics, result, len(tokens), seed, plain)
+        chance = None if sampling.greedy else Chance(result.seed, options.acceptance)
+        print_panel(f"{title}, {options.model}", loop.statistics, result, len(tokens), chance, plain)
     return INTERRUPTED if interrupted else 0
 
 
@@ -118,27 +136,66 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
     try:
         method = get_method(options.method)
         sampling = SamplingParams(
-            options.temperature,
-            options.top_k,
-            options.top_p,
-            options.min_p,
-            options.repetition_penalty,
-            options.seed,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logit_bias=_biases(options.logit_bias),
+            allowed_tokens=_token_ids("allowed_tokens", options.allowed_tokens),
+            banned_tokens=_token_ids("banned_tokens", options.banned_tokens) or (),
+            seed=options.seed,
         )
+        resolve(options.acceptance, "DETERMINISTIC", chain=True)
         spec = None
         if method.drafts:
-            spec = DrafterSpec.parse(options.drafter or DEFAULT_DRAFTER, p=options.oracle_p)
+            spec = DrafterSpec.parse(
+                options.drafter or DEFAULT_DRAFTER, p=options.oracle_p, tree=options.draft_tree
+            )
+            if not sampling.greedy:
+                spec.check_acceptance(options.acceptance)
         elif options.drafter is not None:
             raise ValueError(
                 f"drafter: got {options.drafter!r}, but the method {options.method} drafts nothing"
             )
     except ValueError as error:
         raise as_option(error) from None
+    if options.logprobs is not None and not options.json:
+        raise ValueError("--logprobs: they are part of the JSON, want --json as well")
     if "" in options.stop:
         raise ValueError("--stop: got an empty text, want at least one character")
     for stop in options.stop:
         _check_utf8("--stop", stop)
     return method, spec, sampling
+
+
+def _biases(given: tuple[str, ...]) -> dict[int, float]:
+    """Reads TOKEN=BIAS entries."""
+    biases = {}
+    for entry in given:
+        token, _, bias = entry.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise ValueError(f"logit_bias: got {entry!r}, want TOKEN=BIAS such as 42=-1.5") from None
+    return biases
+
+
+def _token_ids(name: str, given: str | None) -> list[int] | None:
+    """Reads token ids and ranges, such as 7,20-39."""
+    if given is None:
+        return None
+    tokens: list[int] = []
+    for entry in given.split(","):
+        first, dash, last = entry.strip().partition("-")
+        last = last if dash else first
+        numbers = first.isdecimal() and last.isdecimal()
+        if not numbers or not int(first) <= int(last) <= MAX_TOKEN:
+            raise ValueError(f"{name}: got {entry!r}, want token ids and ranges such as 7,20-39")
+        tokens += range(int(first), int(last) + 1)
+    return tokens
 
 
 def _check_utf8(name: str, text: str) -> None:
@@ -164,14 +221,15 @@ def _loop(
     model: CausalLM, method: Method, spec: DrafterSpec | None, request: Request, options: Options
 ) -> Loop:
     commit = cast(Literal["deferred", "eager"], options.commit)
-    settings = MethodOptions(commit=commit, max_draft=options.max_draft)
+    settings = MethodOptions(commit=commit, max_draft=options.max_draft, acceptance=options.acceptance)
     drafter = None
     if spec is not None:
         continuations = []
         if spec.needs_continuations:
             note("oracle drafter: decoding the prompt greedily first to know the answer")
             baseline = get_method("autoregressive").build(model, None, MethodOptions())
-            greedy = Request(request.prompt, request.max_new_tokens)
+            sampling = replace(request.sampling, temperature=0.0)
+            greedy = Request(request.prompt, request.max_new_tokens, sampling)
             continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
         drafter = build_drafter(
             spec, model, settings, dtype=getattr(torch, options.dtype), continuations=continuations
@@ -220,7 +278,7 @@ def _echo_prompt(text: str) -> None:
 
 
 def _print_json(
-    text: str, result: Result, statistics: Statistics, sampling: SamplingParams, plain: Comparison | None
+    text: str, result: Result, statistics: Statistics, rule: str | None, plain: Comparison | None
 ) -> None:
     record: dict[str, object] = {
         "text": text,
@@ -228,8 +286,19 @@ def _print_json(
         "finish_reason": result.finish_reason,
         "stats": statistics.as_dict(),
     }
-    if not sampling.greedy:
+    if rule is not None:  # sampled
         record["seed"] = result.seed  # repeats the run
+        record["acceptance"] = rule
+        record["lossless"] = RULES[rule].lossless
+    if result.logprobs is not None:
+        record["logprobs"] = [
+            {
+                "token": token,
+                "logprob": told.logprob,
+                "top": [{"token": other, "logprob": logprob} for other, logprob in told.top],
+            }
+            for token, told in zip(result.tokens, result.logprobs, strict=True)
+        ]
     if plain is not None:
         record["plain"] = {
             "tokens_per_second": plain.tokens_per_second,

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from specdec.acceptance.rules import RULES
 from specdec.generation import Result, Statistics
 
 BAR = 24  # columns of a full bar
@@ -35,12 +36,25 @@ class Comparison:
         return statistics.tokens_per_second / self.tokens_per_second
 
 
+@dataclass(frozen=True)
+class Chance:
+    """What a sampled run came from.
+
+    Attributes:
+        seed: repeats it.
+        rule: the rule of acceptance, a name in `specdec.acceptance.RULES`.
+    """
+
+    seed: int
+    rule: str
+
+
 def print_panel(
     title: str,
     statistics: Statistics,
     result: Result,
     prompt_tokens: int,
-    seed: int | None,
+    chance: Chance | None,
     plain: Comparison | None = None,
 ) -> None:
     """Prints the panel to stderr, where it is open.
@@ -50,14 +64,14 @@ def print_panel(
         statistics: of the run.
         result: the sequence.
         prompt_tokens: tokens of its prompt.
-        seed: of a sampled run; None for a greedy one.
+        chance: of a sampled run; None for a greedy one.
         plain: what plain decoding of as many tokens gave, where it was asked for.
     """
     if sys.stderr is None:  # closed from the start; rich would take stdout
         return
     console = Console(file=sys.stderr, highlight=False)
     full = "█" if (console.encoding or "").lower().startswith("utf") else "#"
-    parts: list[RenderableType] = [_summary(statistics, result, prompt_tokens, seed, plain)]
+    parts: list[RenderableType] = [_summary(statistics, result, prompt_tokens, chance, plain)]
     if statistics.drafted:
         parts += ["", Text("acceptance by position", style="bold"), _positions(statistics, full)]
     if statistics.rounds:
@@ -66,7 +80,7 @@ def print_panel(
 
 
 def _summary(
-    stats: Statistics, result: Result, prompt_tokens: int, seed: int | None, plain: Comparison | None
+    stats: Statistics, result: Result, prompt_tokens: int, chance: Chance | None, plain: Comparison | None
 ) -> Table:
     table = Table.grid(padding=(0, 2))
     tokens = f"{len(result.tokens)} written ({result.finish_reason}), {prompt_tokens} in the prompt"
@@ -80,8 +94,12 @@ def _summary(
         )
     if stats.drafted:
         table.add_row("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.acceptance_rate:.0%})")
-    if seed is not None:
-        table.add_row("seed", str(seed))
+    if chance is not None:
+        if not RULES[chance.rule].lossless:
+            table.add_row("acceptance", f"{chance.rule}: LOSSY, not the target's distribution")
+        elif stats.drafted:
+            table.add_row("acceptance", chance.rule)
+        table.add_row("seed", str(chance.seed))
     speedup = None if plain is None else plain.speedup(stats)
     if plain is not None and speedup is not None:
         tokens = "the same tokens" if plain.same_tokens else "other tokens"

@@ -1,0 +1,242 @@
+"""Times acceptance against the verification round that it follows.
+
+    python bench/acceptance.py --json acceptance.json
+
+A round is one call of the target over N drafts and the root token, without what the drafter costs. Two
+targets: the embedded model gdn-code (V = 4096), and a Gated DeltaNet with random bfloat16 weights at the
+sizes of a small language model with a large vocabulary (V = 150,000). Its logits are flat, as are those of
+gdn-code on random tokens: the dearest case for top-p. Acceptance starts at the logits: softmax, top-k and
+top-p, the rule and the draw of the next token.
+Drafts are drawn from rows near the target's, 8 sets of them; a figure is the median over turns of the mean
+over the sets, model and rules taking turns within one run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import specdec
+from specdec import ops
+from specdec.bench.machine import cpu_model
+from specdec.models.checkpoint import expected_tensors
+from specdec.models.config import GatedDeltaNetConfig
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.ops import AcceptRule
+
+DRAFTS, SETS, NOISE = 16, 8, 0.5
+LARGE = GatedDeltaNetConfig(
+    vocab_size=150_000,
+    hidden_size=1024,
+    num_hidden_layers=24,
+    num_heads=8,
+    num_v_heads=8,
+    head_dim=128,
+    expand_v=1.0,
+    intermediate_size=2816,
+    tie_word_embeddings=True,
+)
+# Settings of every sequence.
+SETTINGS: dict[str, dict[str, float]] = {
+    "temperature 0.8": {"temperature": 0.8},
+    "0.8, top-k 50, top-p 0.95": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    "0.8, top-p 0.95": {"temperature": 0.8, "top_p": 0.95},
+}
+CHAIN = list(range(-1, DRAFTS))
+TREE = [-1, *(n // 2 for n in range(DRAFTS))]  # every node has two children
+RULES: dict[str, tuple[AcceptRule, list[int]]] = {
+    "follow, tree": (AcceptRule.FOLLOW, TREE),
+    "speculative, chain": (AcceptRule.RECURSIVE, CHAIN),
+    "block, chain": (AcceptRule.TRAVERSAL, CHAIN),
+    "recursive, tree": (AcceptRule.RECURSIVE, TREE),
+    "recursive without replacement": (AcceptRule.RECURSIVE_WITHOUT_REPLACEMENT, TREE),
+    "k-seq, tree": (AcceptRule.K_SEQ, TREE),
+    "traversal, tree": (AcceptRule.TRAVERSAL, TREE),
+    "traversal without replacement": (AcceptRule.TRAVERSAL_WITHOUT_REPLACEMENT, TREE),
+}
+
+
+def large_model() -> GatedDeltaNetForCausalLM:
+    """Random weights, standard deviation 1 / sqrt(inputs)."""
+    rng = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, shape in expected_tensors(LARGE).items():
+        noise = torch.randn(shape, generator=rng)
+        weights[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else noise * shape[-1] ** -0.5
+        if len(shape) == 2:
+            weights[name] = weights[name].bfloat16()
+    return GatedDeltaNetForCausalLM(LARGE, weights)
+
+
+@dataclass
+class Round:
+    """B sequences with the same tree of drafts, and what a call of the target made of them."""
+
+    logits: Tensor  # [B, N, V]
+    tokens: Tensor  # int64 [B, N]
+    parents: Tensor  # int32 [B, N]
+    draft_probs: Tensor  # [B * N, V]
+    draft_rows: Tensor  # int32 [B, N]
+    settings: dict[str, Tensor]
+
+    @classmethod
+    def drawn(
+        cls, logits: Tensor, rule: AcceptRule, parents: list[int], settings: dict[str, float], seed: int
+    ) -> Round:
+        """Drafts from softmax(logits + noise), children of a node as the rule wants them drawn."""
+        B, N, V = logits.shape
+        near = logits + NOISE * torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed))
+        rows = _settings(settings, B * N)
+        probs = ops.sampling_probs(near.view(B * N, V), **rows)
+        apart = rule in (
+            AcceptRule.RECURSIVE_WITHOUT_REPLACEMENT,
+            AcceptRule.TRAVERSAL_WITHOUT_REPLACEMENT,
+        )
+        nodes = torch.arange(N, dtype=torch.int32).repeat(B)
+        seeds = torch.arange(B).repeat_interleave(N) + 1000 * seed
+        positions = torch.zeros(B * N, dtype=torch.long)
+        drawn = ops.draw_tokens(
+            probs, 2, replacement=not apart, seeds=seeds, positions=positions, nodes=nodes
+        ).view(B, N, 2)
+        drawn.clamp_(min=0)  # a row with one token only: the second is drafted in vain
+        tokens = torch.zeros(B, N, dtype=torch.long)
+        draft_rows = torch.zeros(B, N, dtype=torch.int32)
+        taken = [0] * N
+        for n in range(1, N):
+            tokens[:, n] = drawn[:, parents[n], taken[parents[n]]]
+            draft_rows[:, n] = torch.arange(B, dtype=torch.int32) * N + parents[n]
+            taken[parents[n]] += 1
+        tree = torch.tensor([parents] * B, dtype=torch.int32)
+        return cls(logits, tokens, tree, probs, draft_rows, _settings(settings, B))
+
+    def accept(self, rule: AcceptRule, seed: int) -> ops.Accepted:
+        B = self.tokens.shape[0]
+        return ops.accept_sampled(
+            self.logits,
+            self.tokens,
+            self.parents,
+            rules=torch.full((B,), int(rule), dtype=torch.int32),
+            seeds=torch.arange(B) + 77 * seed,
+            positions=torch.full((B,), 100),
+            draft_probs=self.draft_probs,
+            draft_rows=self.draft_rows,
+            **self.settings,
+        )
+
+
+def _settings(settings: dict[str, float], rows: int) -> dict[str, Tensor]:
+    return {
+        name: torch.full((rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32)
+        for name, value in settings.items()
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": ops.cpu_isa(),
+        "torch": torch.__version__,
+    }
+
+
+def seconds_of(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def measure(model: GatedDeltaNetForCausalLM, B: int, turns: int) -> Iterator[dict[str, Any]]:
+    """One record for each rule and each of the settings."""
+    rng = torch.Generator().manual_seed(B)
+    vocab = model.vocab_size
+    cache = model.new_cache(B)
+    slots = list(range(B))
+    prompts = torch.randint(0, vocab, (B, 24), generator=rng).tolist()
+    model.prefill(prompts, cache=cache, slots=slots)
+    slot_tensor = torch.tensor(slots, dtype=torch.int32)
+    inputs = torch.randint(0, vocab, (B, DRAFTS + 1), generator=rng)
+    tree = torch.tensor([TREE] * B, dtype=torch.int32)
+
+    def verify(parents: Tensor | None) -> Tensor:
+        return model.forward(inputs, cache=cache, slots=slot_tensor, parents=parents)[0]
+
+    logits = {"tree": verify(tree), "chain": verify(None)}
+    for name, settings in SETTINGS.items():
+        for rule_name, (rule, parents) in RULES.items():
+            shape = "chain" if parents is CHAIN else "tree"
+            sets = [Round.drawn(logits[shape], rule, parents, settings, s) for s in range(SETS)]
+            verified, accepted, lengths = [], [], []
+            for _ in range(turns):
+                verified.append(seconds_of(lambda s=shape: verify(tree if s == "tree" else None)))
+                times = []
+                for s, drafted in enumerate(sets):
+                    begin = time.perf_counter()
+                    result = drafted.accept(rule, s)
+                    times.append(time.perf_counter() - begin)
+                    lengths.append(result.path_lengths.float().mean().item())
+                accepted.append(statistics.mean(times))
+            yield {
+                "batch": B,
+                "vocabulary": vocab,
+                "rule": rule_name,
+                "settings": name,
+                "accepted_length": statistics.mean(lengths),
+                "acceptance_us": statistics.median(accepted) * 1e6,
+                "round_us": statistics.median(verified) * 1e6,
+            }
+
+
+def main(
+    turns: Annotated[int, typer.Option(help="Rounds timed for each row of the table.")] = 15,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    large: Annotated[bool, typer.Option(help="Also the model with V = 150,000.")] = True,
+) -> None:
+    """Prints acceptance as a share of a verification round."""
+    torch.set_grad_enabled(False)
+    console = Console(width=110)
+    console.print(machine())
+    targets = {"gdn-code": specdec.load_model("gdn-code")}
+    if large:
+        targets["random"] = large_model()
+    records = []
+    for target, model in targets.items():
+        c = model.config
+        title = (
+            f"{target}: V = {c.vocab_size}, hidden {c.hidden_size}, {c.num_hidden_layers} layers, "
+            f"{c.num_parameters / 1e6:.0f}M weights; {DRAFTS} drafts"
+        )
+        for B in (1, 4):
+            table = Table("rule", "settings", "path", "us", "round us", "share", title=f"{title}, batch {B}")
+            for record in measure(model, B, turns):
+                records.append({"target": target, **record})
+                share = record["acceptance_us"] / record["round_us"]
+                table.add_row(
+                    record["rule"],
+                    record["settings"],
+                    f"{record['accepted_length']:.1f}",
+                    f"{record['acceptance_us']:.0f}",
+                    f"{record['round_us']:.0f}",
+                    f"{share:.1%}",
+                )
+            console.print(table)
+    if json_path is not None:
+        json_path.write_text(json.dumps({"machine": machine(), "records": records}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
