@@ -268,7 +268,9 @@ class _Growing:
         self._places: list[int] = [0]  # of the last level: the node of the round, -1 where there is none
 
     def parents_at(self, level: int, ends: frozenset[int]) -> list[Parent]:
-        """The nodes that get children in this level. The shape leaves out what follows an end token."""
+        """The nodes that get children in this level. Nothing follows an end token: that is a matter of the
+        node's own path alone, so rules stay exact.
+        """
         if level >= len(self.layout):
             return []
         counts: dict[int, int] = {}

@@ -1,0 +1,149 @@
+"""Trees that a model drafts: their shape, what they were drawn from, and the numbers that they take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.loop.models import random_model
+
+from specdec.acceptance import SamplingParams, Stream, TokenHistory, categorical, process_logits, uniform
+from specdec.acceptance.rng import DRAFT_CHILD_BITS
+from specdec.drafters import DraftRequest, ProposalKind
+from specdec.drafters.draws import Parent, draw_children
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.shape import TreeShape
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
+SAMPLED = SamplingParams(temperature=0.9)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    branching=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    nodes=st.integers(0, 40),
+    depth=st.integers(0, 9),
+)
+def test_layouts_and_levels_agree(branching: list[int], nodes: int, depth: int) -> None:
+    shape = TreeShape(branching)
+    levels, layout = shape.levels(nodes), shape.layout(nodes, depth)
+    assert list(levels) == sorted(set(levels))
+    assert (levels[-1] if levels else 0) == nodes
+    assert len(layout) == min(depth, len(levels))
+    assert np.cumsum([len(level) for level in layout]).tolist() == list(levels[: len(layout)])
+    width = 1
+    for number, level in enumerate(layout):
+        children = branching[min(number, len(branching) - 1)]
+        assert len(set(level)) == len(level)
+        assert all(0 <= place < width and 0 <= rank < children for place, rank in level)
+        # A cut level has all first children before any second one.
+        assert [rank for _, rank in level] == sorted(rank for _, rank in level)
+        width = len(level)
+
+
+def test_a_shape_is_checked() -> None:
+    for branching in ((), "21", (0,), (2, 1.0), 3):
+        with pytest.raises(ValueError, match="branching: got"):
+            TreeShape(branching)  # type: ignore[arg-type]
+    assert TreeShape.parse(" 2,2, 1").branching == (2, 2, 1)
+
+
+@pytest.fixture(scope="module")
+def model() -> GatedDeltaNetForCausalLM:
+    return random_model(4)
+
+
+def begun(model: GatedDeltaNetForCausalLM, prompts: list[list[int]], **options: object) -> ModelDrafter:
+    drafter = ModelDrafter(model, slots=len(prompts), **options)  # type: ignore[arg-type]
+    for slot, prompt in enumerate(prompts):
+        drafter.begin(slot, prompt[:-1])
+        drafter.observe(slot, (), prompt[-1:])
+    return drafter
+
+
+PROMPTS = [[5, 6, 7], [8, 9, 1, 2, 3], [4, 4], [11, 12, 13]]
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("branching", [(1,), (3,), (2, 1), (2, 3, 1)])
+def test_a_ragged_batch_drafts_the_trees_of_single_sequences(model, branching, replacement):
+    """Same tokens, rows and bits; within every limit; siblings name one row, which is the model's own."""
+    limits = [(9, 4), (5, 2), (0, 3), (14, 3)]
+    requests = [
+        DraftRequest(slot, nodes, depth, SAMPLED, seed=slot, position=len(PROMPTS[slot]))
+        for slot, (nodes, depth) in enumerate(limits)
+    ]
+    together = begun(model, PROMPTS, branching=branching, replacement=replacement).propose(requests)
+    for prompt, request, proposal in zip(PROMPTS, requests, together, strict=True):
+        single = begun(model, [prompt], branching=branching, replacement=replacement)
+        alone = single.propose(
+            [DraftRequest(0, request.max_nodes, request.max_depth, SAMPLED, request.seed, request.position)]
+        )[0]
+        assert alone.tree == proposal.tree
+        layout = TreeShape(branching).layout(request.max_nodes, request.max_depth)
+        ended = any(t in model.eos_token_ids for t in proposal.tree.tokens)
+        assert ended or len(proposal.tree) == sum(map(len, layout))
+        if not len(proposal.tree):
+            continue
+        assert proposal.kind is (ProposalKind.IID if replacement else ProposalKind.WITHOUT_REPLACEMENT)
+        for node, parent in enumerate(proposal.tree.parents):
+            first = proposal.tree.children(parent)[0]
+            assert proposal.rows[node] == proposal.rows[first]
+            row = proposal.draft_probs[proposal.rows[node]]
+            assert torch.equal(row, alone.draft_probs[alone.rows[node]])
+            assert row[proposal.tree.tokens[node]] > 0
+            path = [] if parent < 0 else [proposal.tree.tokens[i] for i in proposal.tree.path_to(parent)]
+            logits = model.prefill([[*prompt, *path]], cache=model.new_cache(1), slots=[0])[0]
+            # The prefill rounds otherwise: logits of up to 10 differ by 10 x 2^-24 times the root of some
+            # 1000 products (64 wide, two layers of eight sums), 2e-5; a probability by twice that.
+            torch.testing.assert_close(row, process_logits(logits, SAMPLED), rtol=4e-5, atol=1e-6)
+
+
+def test_greedy_requests_get_the_likeliest_tokens(model):
+    requests = [
+        DraftRequest(0, 7, 2, position=3),
+        DraftRequest(1, 7, 2, SamplingParams(banned_tokens=range(0, 60)), position=5),
+    ]
+    wide, narrow = begun(model, PROMPTS[:2], branching=(2, 2)).propose(requests)
+    logits = model.prefill([PROMPTS[0]], cache=model.new_cache(1), slots=[0])[0]
+    assert wide.kind is ProposalKind.DETERMINISTIC
+    assert list(wide.tree.tokens[:2]) == logits.topk(2).indices.tolist()
+    assert wide.tree.parents == (-1, -1, 0, 1, 0, 1)  # first children first
+    assert narrow.tree.tokens == (60, 60)  # one token is allowed: no second child anywhere
+
+
+def test_draws_take_the_numbers_of_the_rounds_position_and_of_the_node() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(40, 61, generator=generator)
+    probs = process_logits(logits, SAMPLED)
+    request = DraftRequest(0, 9, 9, SAMPLED, seed=2**64 - 5, position=17)
+    parents = [Parent(request, node, (), 3) for node in range(40)]
+    found = draw_children(logits.clone(), parents, replacement=True)
+    assert found.rows == list(range(40))
+    for node, tokens in enumerate(found.tokens):
+        numbers = [
+            uniform(2**64 - 5, 17, Stream.DRAFT, (node << DRAFT_CHILD_BITS) + child) for child in range(3)
+        ]
+        assert tokens == [categorical(probs[node].numpy(), u) for u in numbers]
+    racing = draw_children(logits.clone(), parents, replacement=False)
+    assert all(len(set(tokens)) == 3 for tokens in racing.tokens)
+    assert racing.tokens != found.tokens
+    # An only child is drawn independently either way.
+    only = [Parent(request, node, (), 1) for node in range(40)]
+    assert draw_children(logits.clone(), only, replacement=False).tokens == [t[:1] for t in found.tokens]
+
+
+def test_rows_are_processed_with_the_nodes_own_path() -> None:
+    params = SamplingParams(temperature=1.0, top_k=2, frequency_penalty=2.0, repetition_penalty=3.0)
+    history = TokenHistory(5, [0], [1])
+    request = DraftRequest(0, 9, 9, params, history=history)
+    logits = torch.tensor([[1.0, 1.2, 0.9, 0.8, -3.0]]).repeat(3, 1)
+    parents = [Parent(request, node, path, 3) for node, path in enumerate([(), (2,), (2, 3)])]
+    children = draw_children(logits.clone(), parents, replacement=False)
+    for row, parent in enumerate(parents):
+        want = process_logits(logits[row], params, history.with_path(parent.path))
+        torch.testing.assert_close(children.probs[row], want)
+        # Two tokens have a chance: the third child is not there.
+        assert set(children.tokens[row]) == set(want.nonzero()[:, 0].tolist())
