@@ -233,7 +233,7 @@ def test_decisions_match_float64(backend: Backend, rule: AcceptRule, tree: bool)
         expect_same(got, want, far)
         near, total = near + B - len(far), total + B
         accepted += int((want.path_lengths[far] - 1).clamp(min=0).sum())
-    assert near < 0.35 * total
+    assert near < 0.35 * total + 3  # a backend that runs few cases has few rows
     assert accepted > 0
 
 
