@@ -10,15 +10,16 @@ import pytest
 from lossless import biased
 from lossless.statistics import ALPHA, Numbers, chi_square, sampled_texts
 from lossless.toys import PROMPT, Toy, drawn_round, fixed_round
-from specdec.acceptance import SamplingParams, SeededDecisions
+from specdec.acceptance import SamplingParams, SeededDecisions, Typical
 from specdec.acceptance.follow import walk_follow
 from specdec.acceptance.k_seq import walk_k_seq
 from specdec.acceptance.recursive import walk_recursive
 from specdec.acceptance.traversal import walk_traversal
+from specdec.acceptance.typical import walk_typical
 
 SOFT = SamplingParams(temperature=1.0)
 CHAIN, STAR, TREE = [-1, 0, 1], [-1, -1, -1], [-1, -1, 0, 1]
-PAIRS, PAIRS_OF_CONTROLS = 40_000, 20_000  # the operators' tests have 100,000
+PAIRS, PAIRS_OF_CONTROLS = 25_000, 20_000  # the operators' tests have 100,000
 
 
 def toy_of() -> Toy:
@@ -71,6 +72,12 @@ BIASED = {
     "k-seq, rho too small": lambda toy: drawn_round(toy, STAR, True, biased.k_seq_below(0.8)),
     "block, chance of the parent stays": lambda toy: drawn_round(
         toy, CHAIN, True, biased.traversal_with_the_parents_chance
+    ),
+    "traversal, chance of the parent stays": lambda toy: drawn_round(
+        toy, TREE, True, biased.traversal_with_the_parents_chance
+    ),
+    "typical": lambda toy: drawn_round(
+        toy, CHAIN, True, lambda p, q, *nodes: walk_typical(p, *nodes, Typical())
     ),
 }
 

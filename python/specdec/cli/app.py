@@ -230,6 +230,10 @@ def bench(
     ] = 3,
     dtype: DtypeOption = Dtype.float32,
     max_draft: MaxDraft = 16,
+    fixed_draft: Annotated[
+        bool,
+        typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),
+    ] = False,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -255,6 +259,7 @@ def bench(
         repeats=repeats,
         dtype=dtype.value,
         max_draft=max_draft,
+        fixed_draft=fixed_draft,
         commit=commit.value,
         json=json,
         plot=plot,

@@ -47,6 +47,7 @@ class Options:
     repeats: int
     dtype: str
     max_draft: int
+    fixed_draft: bool
     commit: str
     json: Path | None
     plot: Path | None
@@ -228,7 +229,11 @@ class _Contenders:
                 made.append(ReferenceContender(self._reference))
                 continue
             settings = MethodOptions(
-                slots=batch, commit=commit, max_draft=self._options.max_draft, acceptance=rule
+                slots=batch,
+                commit=commit,
+                max_draft=self._options.max_draft,
+                adaptive=not self._options.fixed_draft,
+                acceptance=rule,
             )
             drafter_model = None if spec is None else self._drafter_models.get(spec)
             made.append(

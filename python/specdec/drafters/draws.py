@@ -60,7 +60,8 @@ def draw_children(logits: Tensor, parents: Sequence[Parent], *, replacement: boo
         parents: [R].
         replacement: whether siblings are drawn independently.
     """
-    edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
+    if any(p.request.sampling.edited for p in parents):
+        edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
     tokens: list[list[int]] = [[] for _ in parents]
     rows = [-1] * len(parents)
     drawn = [i for i, p in enumerate(parents) if not p.request.sampling.greedy]
