@@ -22,7 +22,7 @@ struct LeftElements {
 
   double at(int64_t i) const {
     double x = p.at(i);
-    int64_t elder = tokens != nullptr ? std::find(tokens, tokens + count, i) - tokens : count;
+    const int64_t elder = tokens != nullptr ? place_of(i, tokens, count) : count;
     for (int64_t c = 0; c < count; ++c) {
       const double q = c > elder ? 0.0 : static_cast<double>(rows[c][i]);
       const double rest = factors[c] * x - scales[c] * q;
@@ -42,9 +42,7 @@ struct LeftElements {
     return x;
   }
   bool plain(int64_t segment) const {
-    return p.plain(segment) && (tokens == nullptr || std::none_of(tokens, tokens + count, [&](int64_t token) {
-                                  return token >= segment && token < segment + kSegment;
-                                }));
+    return p.plain(segment) && (tokens == nullptr || !any_in_segment(tokens, count, segment));
   }
 };
 

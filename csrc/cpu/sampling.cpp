@@ -45,28 +45,73 @@ struct Arrival {
   }
 };
 
-// The earliest arrivals of a row in order. Most tokens are told apart by -ln(1 - u) >= u alone.
+// The K earliest arrivals.
+class Podium {
+ public:
+  explicit Podium(int64_t places) : places_(places) {}
+
+  // Token x of probability q > 0 runs with the number u. Most are told to be late by -ln(1 - u) >= u alone;
+  // the computed logarithm may be a few units in the last place below u.
+  void run(int64_t x, float q, double u) {
+    const bool full = count_ == places_;
+    if (full && u > first_[0].time * static_cast<double>(q) * (1.0 + 0x1p-48)) return;
+    const Arrival arrival{arrival_of(u, q), x};
+    if (full && !(arrival < first_[0])) return;
+    if (full) std::pop_heap(first_, first_ + count_--);
+    first_[count_++] = arrival;
+    std::push_heap(first_, first_ + count_);
+  }
+
+  // In their order, -1 for places that nobody took.
+  void write(int64_t* tokens) {
+    std::sort_heap(first_, first_ + count_);
+    for (int64_t k = 0; k < places_; ++k) tokens[k] = k < count_ ? first_[k].token : -1;
+  }
+
+ private:
+  Arrival first_[kMaxDraws];  // a heap, the latest on top
+  int64_t places_, count_ = 0;
+};
+
+constexpr int kRacers = 128;  // tokens whose numbers are made together
+
+// What `uniform` makes of draws first, first + 1, ...; `first` is even. Two draws share a counter.
+void uniform_block(uint64_t seed, int64_t position, uint64_t first, double (&out)[kRacers]) {
+  constexpr int kCounters = kRacers / 2;
+  uint32_t c0[kCounters], c1[kCounters], c2[kCounters], c3[kCounters];
+  for (int i = 0; i < kCounters; ++i) {
+    c0[i] = static_cast<uint32_t>(first >> 1) + static_cast<uint32_t>(i);
+    c1[i] = static_cast<uint32_t>(RandomStream::kRace);
+    c2[i] = static_cast<uint32_t>(position);
+    c3[i] = static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32);
+  }
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round, k0 += kPhiloxKey0, k1 += kPhiloxKey1) {
+    for (int i = 0; i < kCounters; ++i) philox_round(c0[i], c1[i], c2[i], c3[i], k0, k1);
+  }
+  for (int i = 0; i < kCounters; ++i) {
+    out[2 * i] = unit_of(c0[i], c1[i]);
+    out[2 * i + 1] = unit_of(c2[i], c3[i]);
+  }
+}
+
 void race(const DrawParams& p, int64_t r) {
-  Arrival first[kMaxDraws];  // a heap, the latest on top
-  int64_t count = 0;
+  constexpr int64_t kFew = 4;  // of a block: their numbers are made one by one
+  Podium podium(p.K);
   const float* probs = p.probs + r * p.stride;
-  for (int64_t x = 0; x < p.V; ++x) {
-    if (!(probs[x] > 0.0f)) continue;
-    const double u = uniform(p.seeds[r], p.positions[r], RandomStream::kRace, race_of(p.nodes[r], x));
-    // The computed logarithm may be a few units in the last place below u.
-    if (count == p.K && u > first[0].time * static_cast<double>(probs[x]) * (1.0 + 0x1p-48)) continue;
-    const Arrival arrival{arrival_of(u, probs[x]), x};
-    if (count < p.K) {
-      first[count++] = arrival;
-      std::push_heap(first, first + count);
-    } else if (arrival < first[0]) {
-      std::pop_heap(first, first + count);
-      first[count - 1] = arrival;
-      std::push_heap(first, first + count);
+  double numbers[kRacers];
+  for (int64_t begin = 0; begin < p.V; begin += kRacers) {
+    const int64_t end = std::min<int64_t>(p.V, begin + kRacers);
+    const bool few = std::count_if(probs + begin, probs + end, [](float q) { return q > 0.0f; }) <= kFew;
+    if (!few) uniform_block(p.seeds[r], p.positions[r], race_of(p.nodes[r], begin), numbers);
+    for (int64_t x = begin; x < end; ++x) {
+      if (!(probs[x] > 0.0f)) continue;
+      podium.run(x, probs[x],
+                 few ? uniform(p.seeds[r], p.positions[r], RandomStream::kRace, race_of(p.nodes[r], x))
+                     : numbers[x - begin]);
     }
   }
-  std::sort_heap(first, first + count);
-  for (int64_t k = 0; k < p.K; ++k) p.tokens[r * p.K + k] = k < count ? first[k].token : -1;
+  podium.write(p.tokens + r * p.K);
 }
 
 void draw_independent(const DrawParams& p, int64_t r, double* parts) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "parallel.h"
 #include "sampling_row.h"
@@ -108,7 +107,7 @@ int64_t largest_keys(const T* logits, int64_t V, int64_t k, Key* keys) {
   float cut = -INFINITY;  // k tokens before have at least this
   const auto shrink = [&] {
     if (count <= k) return;
-    std::nth_element(keys, keys + k - 1, keys + count, std::greater<Key>());
+    std::nth_element(keys, keys + k - 1, keys + count, Descending());
     count = k;
     cut = logit_of(keys[k - 1]);
   };
@@ -137,7 +136,7 @@ inline uint64_t mass_of_key(Key key, const RowScale& scale) {
 inline Key nucleus_end(Key* keys, int64_t count, uint64_t goal, const RowScale& scale) {
   while (count > 32) {
     const int64_t half = count / 2;
-    std::nth_element(keys, keys + half, keys + count, std::greater<Key>());
+    std::nth_element(keys, keys + half, keys + count, Descending());
     uint64_t mass = 0;
     for (int64_t i = 0; i < half; ++i) mass += mass_of_key(keys[i], scale);
     if (mass >= goal) {
@@ -148,7 +147,7 @@ inline Key nucleus_end(Key* keys, int64_t count, uint64_t goal, const RowScale& 
       count -= half;
     }
   }
-  std::sort(keys, keys + count, std::greater<Key>());
+  std::sort(keys, keys + count, Descending());
   uint64_t mass = 0;
   int64_t i = 0;
   for (; i + 1 < count; ++i) {

@@ -16,6 +16,35 @@ namespace specdec::cpu::SPECDEC_ISA {
 // Of a row and what is summed over it, in multiply-adds of `parallel_for`, an element.
 constexpr int64_t kElementWork = 4;
 
+// Types of this namespace: an algorithm that is given one is compiled for this instruction set alone.
+struct Ascending {
+  template <typename T>
+  bool operator()(T a, T b) const {
+    return a < b;
+  }
+};
+struct Descending {
+  template <typename T>
+  bool operator()(T a, T b) const {
+    return b < a;
+  }
+};
+
+// The place of a token among `count`; `count` where it is not there.
+inline int64_t place_of(int64_t token, const int64_t* tokens, int64_t count) {
+  int64_t i = 0;
+  while (i < count && tokens[i] != token) ++i;
+  return i;
+}
+
+// Whether one of the tokens lies in the segment.
+inline bool any_in_segment(const int64_t* tokens, int64_t count, int64_t segment) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (tokens[i] >= segment && tokens[i] < segment + kSegment) return true;
+  }
+  return false;
+}
+
 inline int64_t parts_of(int64_t V) { return (V + kSegment * kPart - 1) / (kSegment * kPart); }
 
 // specdec::weight_of, bit for bit.
@@ -80,13 +109,10 @@ struct GivenElements {
   int64_t count = 0;
 
   double at(int64_t i) const {
-    return std::find(without, without + count, i) != without + count ? 0.0 : static_cast<double>(probs[i]);
+    return place_of(i, without, count) < count ? 0.0 : static_cast<double>(probs[i]);
   }
   SPECDEC_INLINE DoublePair pair(int64_t i) const { return widen(Vec::load(probs + i)); }
-  bool plain(int64_t segment) const {
-    return std::none_of(without, without + count,
-                        [&](int64_t token) { return token >= segment && token < segment + kSegment; });
-  }
+  bool plain(int64_t segment) const { return !any_in_segment(without, count, segment); }
 };
 
 // Calls f(b) for every sequence, side by side where they keep all threads busy, else one by one, as the
@@ -208,7 +234,8 @@ int64_t draw_from(const Elements& e, int64_t V, const Support& support, const do
   const int segments = static_cast<int>((left + kSegment - 1) / kSegment);
   double sums[kPart] = {};
   if (support.tokens != nullptr) {
-    const int32_t* first = std::lower_bound(support.tokens, support.tokens + support.count, begin);
+    const int32_t* first = std::lower_bound(support.tokens, support.tokens + support.count,
+                                            static_cast<int32_t>(begin), Ascending());
     each_segment(support, first - support.tokens, begin + left,
                  [&](int64_t segment, const int32_t* tokens, int64_t n) {
                    sums[(segment - begin) / kSegment] = sum_tokens(e, segment, tokens, n);

@@ -31,7 +31,7 @@ struct TargetRow {
       support = {listed, 1};
     } else if (settings.top_k > 0) {
       const int64_t count = largest_keys(logits, V, settings.top_k, keys);
-      Key last = *std::min_element(keys, keys + count);
+      Key last = *std::min_element(keys, keys + count, Ascending());
       if (settings.top_p < 1.0f) {
         uint64_t mass = 0;
         for (int64_t i = 0; i < count; ++i) mass += mass_of_key(keys[i], scale);
@@ -65,7 +65,7 @@ struct TargetRow {
     for (int64_t i = 0; i < count; ++i) {
       if (keys[i] >= last) listed[n++] = static_cast<int32_t>(token_of(keys[i]));
     }
-    std::sort(listed, listed + n);
+    std::sort(listed, listed + n, Ascending());
     support = {listed, n};
   }
 };

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec import ops
 from specdec.acceptance import SeededDecisions, SequenceRows, Typical, decide_round, edit_logits, rule_for
+from specdec.acceptance.processing import own_copy
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind
 from specdec.ops.acceptance import AcceptRule
@@ -81,10 +82,7 @@ def decide_batch(
         ValueError: the rule is not exact for a proposal, logits that count are not finite, or a callback
             gave something else than a row of logits.
     """
-    raw = [
-        _unedited(logits[b, : 1 + len(p.tree)], s)
-        for b, (s, p) in enumerate(zip(sequences, proposals, strict=True))
-    ]
+    raw = [_unedited(logits[b], s) for b, s in enumerate(sequences)]
     if not settings.greedy and (rule == "typical" or isinstance(rule, Typical)):
         return [
             _decide_alone(s, p, logits[b, : 1 + len(p.tree)], rule, raw[b])
@@ -124,7 +122,7 @@ def _unedited(logits: Tensor, sequence: ActiveSequence) -> Tensor | None:
     """The rows of a sequence that log-probabilities are wanted of; a copy where they will be edited."""
     if sequence.request.logprobs is None:
         return None
-    return logits.clone() if sequence.request.sampling.edited else logits
+    return own_copy(logits) if sequence.request.sampling.edited else logits
 
 
 def _rows(sequence: ActiveSequence, proposal: Proposal) -> SequenceRows | None:

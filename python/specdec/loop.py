@@ -260,7 +260,7 @@ class Loop:
         logprobs = None
         count, told = sequence.request.logprobs, sequence.result.logprobs
         if decided.logits is not None and count is not None and told is not None:
-            rows = decided.logits[decided.path[: len(tokens)]]  # [E, V]: token i came after path node i
+            rows = [decided.logits[node] for node in decided.path[: len(tokens)]]  # token i came after node i
             logprobs = tuple(token_logprobs(rows, tokens, count))
             told.extend(logprobs)
         if reason is not None:

@@ -31,9 +31,87 @@ struct TestBackend {
 }  // namespace specdec::test
 
 #include "acceptance_suite.h"
+#include "isa_bits.h"
 
 namespace specdec::test {
+
+IsaBits* isa_bits = nullptr;
+
 namespace {
+
+// Calls f with what each instruction set that runs here makes of a kernel's parts.
+template <typename F>
+void for_each_isa(const F& f) {
+  int found = 0;
+  for (const IsaBits* bits = isa_bits; bits != nullptr; bits = bits->next) {
+    const std::string name = bits->name, here = cpu::isa_name();
+    if (name != "portable" && here != "avx512" && name != here) continue;
+    SCOPED_TRACE(name);
+    f(*bits);
+    ++found;
+  }
+  EXPECT_GT(found, 0);
+}
+
+// The vector form on every instruction set, bit for bit.
+TEST(IsaBits, WeightsAreThoseOfOneNumber) {
+  constexpr int64_t kCount = 1 << 16;
+  std::vector<float> x(kCount), got(kCount);
+  std::mt19937 rng(1);
+  for (int repeat = 0; repeat < 8; ++repeat) {
+    for (int64_t i = 0; i < kCount; ++i) {
+      // Everything from -100 on, then ever smaller numbers.
+      x[i] = -std::ldexp(std::uniform_real_distribution<float>(0.0f, 100.0f)(rng),
+                         -repeat * static_cast<int>(i % 5));
+    }
+    const float special[] = {0.0f, -0.0f,   -87.0f,    -87.00001f, -INFINITY,
+                             kNaN, -1e-45f, -0x1p-24f, -86.99999f};
+    std::copy(std::begin(special), std::end(special), x.begin() + 5);
+    for_each_isa([&](const IsaBits& bits) {
+      bits.weights(x.data(), kCount, got.data());
+      for (int64_t i = 0; i < kCount; ++i) ASSERT_EQ(got[i], weight_of(x[i])) << x[i];
+    });
+  }
+}
+
+// Sums of what is left after rejections, and of overlaps: whole segments and the rest, with and without the
+// tokens of elder siblings.
+TEST(IsaBits, SumsHaveOneOrder) {
+  for (const int64_t V : {5, 128, 1000, 8192, 20011}) {
+    std::mt19937 rng(static_cast<unsigned>(V));
+    std::vector<float> logits(V);
+    std::vector<std::vector<float>> q(3, std::vector<float>(V));
+    const float* rows[3];
+    for (float& x : logits) x = 3.0f * std::normal_distribution<float>()(rng);
+    for (int c = 0; c < 3; ++c) {
+      std::vector<float> near = logits;
+      for (float& x : near) x += std::normal_distribution<float>()(rng);
+      q[c] = Row(near, {}).probs;
+      rows[c] = q[c].data();
+    }
+    const double factors[] = {1.0, 1.7, 2.9}, scales[] = {1.0, 1.01, 1.3};
+    const int64_t siblings[] = {V / 2, 0, V - 1};
+    for (const int64_t* tokens : {static_cast<const int64_t*>(nullptr), siblings}) {
+      std::vector<double> left, overlap(V);
+      for (const float p : Row(logits, {}).probs) left.push_back(p);
+      for (int64_t i = 0; i < V; ++i) overlap[i] = std::min<double>(q[0][i], 0.6 * left[i]);
+      for (int c = 0; c < 3; ++c) {
+        for (int64_t i = 0; i < V; ++i) {
+          const bool elder = tokens != nullptr && std::find(tokens, tokens + c, i) != tokens + c;
+          left[i] = std::max(factors[c] * left[i] - scales[c] * (elder ? 0.0 : q[c][i]), 0.0);
+        }
+      }
+      std::vector<double> want_parts;
+      const double want = tree_sum(left, &want_parts);
+      for_each_isa([&](const IsaBits& bits) {
+        std::vector<double> parts(want_parts.size());
+        EXPECT_EQ(bits.left(logits.data(), V, rows, factors, scales, tokens, 3, parts.data()), want);
+        EXPECT_EQ(parts, want_parts);
+        EXPECT_EQ(bits.overlap(logits.data(), V, rows[0], 0.6, parts.data()), tree_sum(overlap));
+      });
+    }
+  }
+}
 
 // The polynomial is good to one unit of 2^-24, the reduction and the products round about as much again.
 TEST(SamplingMath, WeightOfIsExp) {

@@ -21,6 +21,11 @@ from specdec.ops import Accepted, AcceptRule
 Array = NDArray[np.float64]
 
 
+DRAW_SCALE = 64.0
+"""A draw from a row knows its cumulative sums that much better than a test knows the ratio it is about, whose
+rows were divided by what rejections left."""
+
+
 class BadRow(ValueError):
     """A row with a NaN or without a finite maximum."""
 
@@ -63,10 +68,12 @@ class Measured(SeededDecisions):
 
     def sample(self, depth: int, weights: Array) -> int:
         seed, position = self._numbers
-        edges = np.cumsum(weights) / np.sum(weights)
+        total = float(np.sum(weights))  # of what a rejection left, else 1
+        edges = np.cumsum(weights) / total
         # Not the ends: below the first positive weight and above the last there is nothing to draw.
         edges = edges[(edges > 0) & (edges < edges[-1])]
-        self._see(*(edges - uniform(seed, position + depth, Stream.SAMPLE)))
+        distances = edges - uniform(seed, position + depth, Stream.SAMPLE)
+        self._see(*(distances * min(total, 1.0) * DRAW_SCALE))
         return super().sample(depth, weights)
 
     def keep(self, node: int, chance: float) -> bool:

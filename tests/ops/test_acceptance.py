@@ -216,7 +216,10 @@ def test_rows_that_have_no_maximum(backend: Backend) -> None:
 
 # A target row is off by about 2^-18 of its numbers (`probs_bound` at |x| < 28). What a rejection leaves is
 # off by twice that over its sum, which seldom is below 2^-5: by 2^-12 then, and a walk meets a few of them.
+# Draws, which are as near to other tokens as the vocabulary is large, count their distance times DRAW_SCALE
+# and times the sum of what the last rejection left: 2^-16 of a whole row.
 NEAR = 2.0**-10
+SIZES = [1, 2, 5, 127, 129, 1000, 4096, 8193, 60]  # V
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -224,7 +227,7 @@ NEAR = 2.0**-10
 @pytest.mark.parametrize("rule", list(AcceptRule))
 def test_decisions_match_float64(backend: Backend, rule: AcceptRule, tree: bool) -> None:
     accepted = near = total = 0
-    for i, V in enumerate(backend.some([1, 2, 5, 127, 129, 1000, 4096, 8193, 60])):
+    for i, V in enumerate(SIZES if backend.share < 32 else SIZES[1:4]):
         B, N = (6, 6) if V > 1000 else (12, 9)
         case = random_round(i, rule, B=B, N=N, V=V, tree=tree, dtype=DTYPES[i % 3])
         got = backend.accept_sampled(**case)
@@ -233,7 +236,7 @@ def test_decisions_match_float64(backend: Backend, rule: AcceptRule, tree: bool)
         expect_same(got, want, far)
         near, total = near + B - len(far), total + B
         accepted += int((want.path_lengths[far] - 1).clamp(min=0).sum())
-    assert near < 0.35 * total
+    assert near < total / 3  # ever more as V grows
     assert accepted > 0
 
 

@@ -146,29 +146,35 @@ SPECDEC_SHARED_FUNCTION uint64_t race_of(int32_t node, int64_t token) {
          static_cast<uint64_t>(token);
 }
 
-SPECDEC_SHARED_FUNCTION void philox_4x32_10(uint32_t (&c)[4], uint32_t k0, uint32_t k1) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = static_cast<uint64_t>(c[0]) * 0xD2511F53u;
-    const uint64_t b = static_cast<uint64_t>(c[2]) * 0xCD9E8D57u;
-    const uint32_t c1 = c[1], c3 = c[3];
-    c[0] = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-    c[1] = static_cast<uint32_t>(b);
-    c[2] = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-    c[3] = static_cast<uint32_t>(a);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
+// Philox4x32-10: the rounds, and what is added to the key after each.
+constexpr int kPhiloxRounds = 10;
+constexpr uint32_t kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;
+
+SPECDEC_SHARED_FUNCTION void philox_round(uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3, uint32_t k0,
+                                          uint32_t k1) {
+  const uint64_t a = static_cast<uint64_t>(c0) * 0xD2511F53u;
+  const uint64_t b = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
+  c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+  c1 = static_cast<uint32_t>(b);
+  c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+  c3 = static_cast<uint32_t>(a);
 }
 
-// One of the numbers in [0, 1).
+// The number in [0, 1) of a pair of words.
+SPECDEC_SHARED_FUNCTION double unit_of(uint32_t low, uint32_t high) {
+  return static_cast<double>((static_cast<uint64_t>(high) << 32 | low) >> 11) * 0x1p-53;
+}
+
+// One of the numbers in [0, 1); two draws share a counter.
 SPECDEC_SHARED_FUNCTION double uniform(uint64_t seed, int64_t position, RandomStream stream, uint64_t draw) {
-  uint32_t c[4] = {static_cast<uint32_t>(draw >> 1), static_cast<uint32_t>(stream),
-                   static_cast<uint32_t>(position),
-                   static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32)};
-  philox_4x32_10(c, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-  const bool second = (draw & 1) != 0;  // of the two numbers of a counter
-  const uint64_t bits = static_cast<uint64_t>(second ? c[3] : c[1]) << 32 | (second ? c[2] : c[0]);
-  return static_cast<double>(bits >> 11) * 0x1p-53;
+  uint32_t c0 = static_cast<uint32_t>(draw >> 1), c1 = static_cast<uint32_t>(stream);
+  uint32_t c2 = static_cast<uint32_t>(position);
+  uint32_t c3 = static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round, k0 += kPhiloxKey0, k1 += kPhiloxKey1) {
+    philox_round(c0, c1, c2, c3, k0, k1);
+  }
+  return (draw & 1) != 0 ? unit_of(c2, c3) : unit_of(c0, c1);
 }
 
 // -ln(1 - u) for a number of `uniform`, to about two units in the last place. 1 - u = 2^e m with m from

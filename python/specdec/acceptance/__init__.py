@@ -5,7 +5,7 @@ from specdec.acceptance.editing import SequenceRows, edit_logits
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
 from specdec.acceptance.params import SamplingParams
-from specdec.acceptance.processing import greedy_tokens, process_logits
+from specdec.acceptance.processing import process_logits
 from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
 from specdec.acceptance.round import decide_round
 from specdec.acceptance.rules import RULES, ProposalLike, resolve, rule_for
@@ -26,7 +26,6 @@ __all__ = [
     "categorical",
     "decide_round",
     "edit_logits",
-    "greedy_tokens",
     "process_logits",
     "resolve",
     "resolve_seed",

@@ -33,14 +33,6 @@ class SequenceRows(NamedTuple):
     ends: frozenset[int] = frozenset()
 
 
-class _Entries(NamedTuple):
-    """Elements of a batch of rows: int64 [E] each."""
-
-    batch: NDArray[np.int64]
-    row: NDArray[np.int64]
-    token: NDArray[np.int64]
-
-
 @torch.inference_mode()
 def edit_logits(logits: Tensor, sequences: Sequence[SequenceRows | None]) -> None:
     """Does to each row what comes before its temperature (see `SamplingParams`), in place.
@@ -76,84 +68,50 @@ def edit_logits(logits: Tensor, sequences: Sequence[SequenceRows | None]) -> Non
             raise ValueError(f"sequences[{b}].paths: got {len(s.paths)}, want at most {rows.shape[1]} rows")
         if s.params.contextual and s.history is None:
             raise ValueError(f"sequences[{b}].history: got None, want a TokenHistory for its penalties")
-    _penalise(rows, [(b, s) for b, s in todo if s.params.penalised])
-    _bias(rows, [(b, s) for b, s in todo if s.params.logit_bias])
-    _ban(rows, [(b, s) for b, s in todo if len(s.params.token_edits.banned)])
     for b, s in todo:
-        if s.params.token_edits.allowed is not None:
-            _allow(rows[b, : len(s.paths)], s.params.token_edits.allowed)
-    for b, s in todo:
+        part = rows[b, : len(s.paths)]  # [n, V]
+        edits = s.params.token_edits
+        if s.params.penalised and s.history is not None:
+            _penalise(part, s, s.history)
+        if len(edits.biased):
+            _write(part, edits.biased, _read(part, edits.biased) + edits.bias.astype(np.float32))
+        if len(edits.banned):
+            _write(part, edits.banned, -math.inf)
+        if edits.allowed is not None:
+            kept = _read(part, edits.allowed)
+            _write(part, slice(None), -math.inf)
+            _write(part, edits.allowed, kept)
         if s.params.logits_processor is not None and s.history is not None:
-            _call_back(rows[b, : len(s.paths)], s, s.history)
+            _call_back(part, s, s.history)
 
 
-def _penalise(rows: Tensor, todo: Sequence[tuple[int, SequenceRows]]) -> None:
-    seen = [_seen(b, s.paths, s.history) for b, s in todo if s.history is not None]
-    if not seen:
-        return
-    sizes = [len(counts) for _, counts in seen]
-
-    def each(values: list[float]) -> Tensor:  # [E]
-        return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(rows.device)
-
-    where = _indices([entries for entries, _ in seen], rows)
-    counts = torch.from_numpy(np.concatenate([counts for _, counts in seen])).to(rows.device)
-    repetition = each([s.params.repetition_penalty for _, s in todo])
-    x = rows[where]
-    x = torch.where(x > 0, x / repetition, x * repetition)
-    x -= each([s.params.presence_penalty for _, s in todo]) * (counts > 0)
-    x -= each([s.params.frequency_penalty for _, s in todo]) * counts
-    rows[where] = x
-
-
-def _seen(
-    b: int, paths: Sequence[Sequence[int]], history: TokenHistory
-) -> tuple[_Entries, NDArray[np.float32]]:
-    """The tokens before each row, each once, and how often the output and the row's path have them."""
-    ids, index = history.seen_ids, history.index
-    counts = np.tile(history.output_counts, (len(paths), 1))  # [n, S]
-    drafted: list[tuple[int, int]] = []  # (row, token) of tokens that only the path has
-    times: list[int] = []
+def _penalise(rows: Tensor, sequence: SequenceRows, history: TokenHistory) -> None:
+    params, paths = sequence.params, sequence.paths
+    ids, counts = history.seen_ids, history.output_counts
+    used = np.arange(len(ids)) if params.repetition_penalty != 1.0 else np.flatnonzero(counts)
+    column = np.full(len(ids), -1)
+    column[used] = np.arange(len(used))
+    table = np.zeros((len(paths), len(used)), np.float32)  # [n, S] how often a row's output has a token
+    table += counts[used]
+    drafted: dict[int, NDArray[np.float32]] = {}  # the same for tokens that only paths have: [n] each
     for row, path in enumerate(paths):
-        fresh: dict[int, int] = {}
         for token in path:
-            at = index.get(token)
-            if at is None:
-                fresh[token] = fresh.get(token, 0) + 1
+            at = int(column[history.index[token]]) if token in history.index else -1
+            if at >= 0:
+                table[row, at] += 1
             else:
-                counts[row, at] += 1
-        drafted += [(row, token) for token in fresh]
-        times += fresh.values()
-    more = np.array(drafted, np.int64).reshape(-1, 2)
-    row_of = np.concatenate([np.repeat(np.arange(len(paths)), len(ids)), more[:, 0]])
-    token_of = np.concatenate([np.tile(ids, len(paths)), more[:, 1]])
-    every = np.concatenate([counts.ravel(), np.array(times, np.float32)])
-    return _Entries(np.full(len(every), b), row_of, token_of), every
-
-
-def _bias(rows: Tensor, todo: Sequence[tuple[int, SequenceRows]]) -> None:
-    if not todo:
-        return
-    edits = [s.params.token_edits for _, s in todo]
-    where = _indices(
-        [_product(b, len(s.paths), e.biased) for (b, s), e in zip(todo, edits, strict=True)], rows
-    )
-    bias = [np.tile(e.bias, len(s.paths)) for (_, s), e in zip(todo, edits, strict=True)]
-    rows[where] += torch.from_numpy(np.concatenate(bias).astype(np.float32)).to(rows.device)
-
-
-def _ban(rows: Tensor, todo: Sequence[tuple[int, SequenceRows]]) -> None:
-    if todo:
-        banned = [_product(b, len(s.paths), s.params.token_edits.banned) for b, s in todo]
-        rows[_indices(banned, rows)] = -math.inf
-
-
-def _allow(rows: Tensor, allowed: NDArray[np.int64]) -> None:
-    """Excludes all other tokens of the rows [n, V]."""
-    ids = torch.from_numpy(allowed).to(rows.device)
-    kept = rows[:, ids]
-    rows.fill_(-math.inf)
-    rows[:, ids] = kept
+                drafted.setdefault(token, np.zeros(len(paths), np.float32))[row] += 1
+    tokens = np.concatenate([ids[used], np.array(list(drafted), np.int64)])
+    times = np.column_stack([table, *drafted.values()])  # [n, S + drafted]
+    x = _read(rows, tokens)
+    repetition = np.float32(params.repetition_penalty)
+    edited = np.where(x > 0, x / repetition, x * repetition)
+    edited -= np.float32(params.presence_penalty) * (times > 0)
+    edited -= np.float32(params.frequency_penalty) * times
+    # A token that the history does not have is seen by the rows below it alone.
+    fresh = slice(len(used), None)
+    edited[:, fresh] = np.where(times[:, fresh] > 0, edited[:, fresh], x[:, fresh])
+    _write(rows, tokens, edited)
 
 
 def _call_back(rows: Tensor, sequence: SequenceRows, history: TokenHistory) -> None:
@@ -170,17 +128,24 @@ def _call_back(rows: Tensor, sequence: SequenceRows, history: TokenHistory) -> N
             unreachable.add(path)
             continue
         at.setdefault(path, row)
-        rows[row] = called_back(rows[row], sequence.params, [*history.tokens, *path])
+        given = called_back(rows[row], sequence.params, [*history.tokens, *path])
+        _write(rows[row : row + 1], slice(None), given.cpu().numpy())
 
 
-def _product(b: int, count: int, tokens: NDArray[np.int64]) -> _Entries:
-    """These tokens of the first `count` rows of sequence b."""
-    row = np.repeat(np.arange(count), len(tokens))
-    return _Entries(np.full(len(row), b), row, np.tile(tokens, count))
+# numpy takes microseconds for these few elements, where a parallel region of torch can wait for a thread that
+# another process keeps from running.
 
 
-def _indices(parts: Sequence[_Entries], rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, row, token = (
-        torch.from_numpy(np.concatenate(column)).to(rows.device) for column in zip(*parts, strict=True)
-    )
-    return batch, row, token
+def _read(rows: Tensor, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Columns of rows [n, V]."""
+    if rows.device.type == "cpu":
+        return rows.numpy().take(tokens, axis=1)
+    return np.asarray(rows[:, torch.from_numpy(tokens).to(rows.device)].cpu().numpy())
+
+
+def _write(rows: Tensor, tokens: NDArray[np.int64] | slice, values: NDArray[np.float32] | float) -> None:
+    if rows.device.type == "cpu":
+        rows.numpy()[:, tokens] = values
+    else:
+        columns = tokens if isinstance(tokens, slice) else torch.from_numpy(tokens).to(rows.device)
+        rows[:, columns] = torch.as_tensor(values, dtype=rows.dtype, device=rows.device)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from specdec.acceptance.processing import largest
@@ -24,20 +24,20 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Log-probabilities of tokens. A row's numbers do not depend on the rows beside it.
+def token_logprobs(logits: Iterable[Tensor], tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+    """Log-probabilities of tokens, in float64. A row's numbers do not depend on the rows beside it.
 
     Args:
-        logits: float32 [E, V], row i being that which token i was chosen from, unprocessed.
+        logits: [E] rows float32 [V], row i being that which token i was chosen from, unprocessed.
         tokens: [E].
         count: how many of the most likely tokens to tell, 0 or more.
     """
-    rows = torch.log_softmax(logits, -1)  # [E, V]
-    chosen = rows[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
-    if count == 0:
-        return [TokenLogprob(own, ()) for own in chosen]
     told = []
-    for own, row in zip(chosen, rows.numpy(), strict=True):
-        top = largest(row, count)[:count]
-        told.append(TokenLogprob(own, tuple(zip(top.tolist(), row[top].tolist(), strict=True))))
+    for row, token in zip(logits, tokens, strict=True):
+        scores = row.cpu().numpy().astype(np.float64)
+        top = largest(scores, count)[:count] if count else np.empty(0, np.intp)
+        greatest = scores.max()
+        total = greatest + np.log(np.exp(scores - greatest).sum())
+        others = zip(top.tolist(), (scores[top] - total).tolist(), strict=True)
+        told.append(TokenLogprob(float(scores[token] - total), tuple(others)))
     return told

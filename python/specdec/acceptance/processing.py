@@ -71,16 +71,18 @@ def called_back(row: Tensor, params: SamplingParams, tokens: Sequence[int]) -> T
     """
     if params.logits_processor is None:
         return row
-    given = params.logits_processor(list(tokens), row.clone())
+    given = params.logits_processor(list(tokens), own_copy(row))
     if not isinstance(given, Tensor) or given.shape != row.shape or not given.is_floating_point():
         what = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else shown(given)
         raise ValueError(f"logits_processor: it returned {what}, want the logits [{row.numel()}]")
-    return given.to(row.dtype)
+    return given.detach().to(row.dtype)
 
 
-def greedy_tokens(logits: Tensor, params: SamplingParams, history: TokenHistory | None = None) -> Tensor:
-    """The greedy token of each row, int64 [...]: the largest edited logit, ties to the lower index."""
-    return edited(logits, params, history).argmax(-1)
+def own_copy(rows: Tensor) -> Tensor:
+    """A copy of a few rows without a parallel region: torch would wait for a thread that another process
+    keeps from running, for longer than the copy takes.
+    """
+    return torch.from_numpy(rows.numpy().copy()) if rows.device.type == "cpu" else rows.clone()
 
 
 def process_logits(logits: Tensor, params: SamplingParams, history: TokenHistory | None = None) -> Tensor:
