@@ -65,9 +65,9 @@ class Run {
     return zeros("state", count, simt::Direction::kBoth, 1, written ? 1 : 0);
   }
   // Not among what has to be moved.
-  Workspace workspace(int64_t bytes) {
+  Workspace workspace(int64_t bytes, const char* name = "workspace") {
     Workspace space{raw(bytes), bytes};
-    if (bytes > 0) own("workspace", space.data, static_cast<size_t>(bytes));
+    if (bytes > 0) own(name, space.data, static_cast<size_t>(bytes));
     return space;
   }
 
@@ -434,6 +434,73 @@ void run_accept_greedy(DType dtype, int64_t V, bool listed) {
   run.finish([&](Stream stream) { return accept_greedy(p, space, stream); });
 }
 
+// Of blocks that work on a row together.
+TeamWorkspace team_workspace(Run& run, TeamWorkspace space) {
+  space.values = static_cast<uint64_t*>(run.workspace(space.values_count * 8, "values").data);
+  space.counters = static_cast<int32_t*>(run.workspace(space.counters_count * 4, "counters").data);
+  return space;
+}
+
+SamplingView add_sampling(Run& run, int64_t rows, int32_t top_k, float top_p) {
+  const auto filled = [&](const char* name, float x) {
+    float* data = run.input(name, rows);
+    std::fill(data, data + rows, x);
+    return data;
+  };
+  return {filled("temperature", 1.0f), run.indices("top_k", std::vector<int32_t>(rows, top_k)),
+          filled("top_p", top_p), filled("min_p", 0.0f)};
+}
+
+// Recursive rejection of a chain's only draft: p, and max(p - q, 0) for the token that follows.
+void run_accept_sampled(DType dtype, int64_t V, bool listed) {
+  constexpr int64_t B = 2, N = 2;
+  Run run("accept_sampled", describe(B, N, " V ") + std::to_string(V), 60.0 * static_cast<double>(B * V),
+          listed);
+  AcceptSampledParams p;
+  add_round(run, p, B, N, V);
+  p.dtype = dtype;
+  p.logits = run.input("logits", B * V, dtype), p.stride_b = V, p.stride_n = 0;
+  float* q = run.input("draft_probs", V);
+  for (int64_t i = 0; i < V; ++i) q[i] = (q[i] + 1.0f) / static_cast<float>(V);
+  q[0] = 1.0f;  // of the token that was drafted, which is rejected but with a probability of 1 / V
+  p.draft_probs = q, p.R = 1, p.draft_stride = V;
+  p.draft_rows = run.indices("draft_rows", std::vector<int32_t>(B * N));
+  p.rules = run.indices("rules", std::vector<int32_t>(B, static_cast<int32_t>(AcceptRule::kRecursive)));
+  p.sampling = add_sampling(run, B, 0, 1.0f);
+  p.seeds = run.indices("seeds", std::vector<uint64_t>(B, 1));
+  p.positions = run.indices("positions", std::vector<int64_t>(B, 7));
+  const TeamWorkspace space = team_workspace(run, accept_sampled_workspace(p));
+  run.finish([&](Stream stream) { return accept_sampled(p, space, stream); });
+}
+
+void run_sampling_probs(DType dtype, int64_t V, bool listed, int32_t top_k, float top_p) {
+  constexpr int64_t R = 2;
+  Run run("sampling_probs", "R 2 V " + std::to_string(V) + (top_p < 1.0f ? " nucleus" : ""),
+          40.0 * static_cast<double>(R * V), listed);
+  SamplingProbsParams p;
+  p.R = R, p.V = V, p.dtype = dtype, p.stride = V;
+  p.logits = run.input("logits", R * V, dtype);
+  p.sampling = add_sampling(run, R, top_k, top_p);
+  p.probs = run.output<float>("probs", R * V);
+  const TeamWorkspace space = team_workspace(run, sampling_probs_workspace(p));
+  run.finish([&](Stream stream) { return sampling_probs(p, space, stream); });
+}
+
+void run_draw_tokens(int64_t V, bool replacement, bool listed) {
+  constexpr int64_t R = 2, K = 2;
+  Run run("draw_tokens", "R 2 K 2 V " + std::to_string(V) + (replacement ? "" : " without replacement"),
+          static_cast<double>(R * V) * (replacement ? 4.0 : 200.0), listed);
+  DrawParams p;
+  p.R = R, p.V = V, p.K = K, p.replacement = replacement, p.stride = V;
+  p.probs = run.input("probs", R * V);
+  p.seeds = run.indices("seeds", std::vector<uint64_t>(R, 1));
+  p.positions = run.indices("positions", std::vector<int64_t>(R, 7));
+  p.nodes = run.indices("nodes", std::vector<int32_t>(R));
+  p.tokens = run.output<int64_t>("tokens", R * K);
+  const TeamWorkspace space = team_workspace(run, draw_tokens_workspace(p));
+  run.finish([&](Stream stream) { return draw_tokens(p, space, stream); });
+}
+
 }  // namespace
 }  // namespace specdec::cuda
 
@@ -471,6 +538,17 @@ int main() {
   run_accept_greedy(DType::kFloat32, 32768, true);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (const int64_t V : {64, 65}) run_accept_greedy(dtype, V, false);
+  }
+  run_accept_sampled(DType::kBFloat16, 32768, true);
+  run_sampling_probs(DType::kBFloat16, 32768, true, 0, 1.0f);
+  run_sampling_probs(DType::kBFloat16, 32768, true, 50, 0.95f);
+  for (const bool replacement : {true, false}) run_draw_tokens(32768, replacement, true);
+  for (const int64_t V : {64, 65}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      run_accept_sampled(dtype, V, false);
+      run_sampling_probs(dtype, V, false, 0, 1.0f);
+    }
+    run_draw_tokens(V, true, false);
   }
   std::printf("\n]\n");
   return 0;

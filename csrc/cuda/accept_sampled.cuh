@@ -4,7 +4,7 @@
 #pragma once
 
 #include "accept_walk.cuh"
-#include "sampling_row.cuh"
+#include "sampling_passes.cuh"
 #include "specdec/acceptance_rules.h"
 
 namespace specdec::cuda {

@@ -2,7 +2,7 @@
 // a race (acceptance_params.h).
 #pragma once
 
-#include "sampling_row.cuh"
+#include "sampling_passes.cuh"
 
 namespace specdec::cuda {
 

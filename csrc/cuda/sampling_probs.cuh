@@ -1,7 +1,7 @@
 // sampling_probs: a team of blocks makes a row of logits one of probabilities, with acceptance's bits.
 #pragma once
 
-#include "sampling_row.cuh"
+#include "sampling_passes.cuh"
 
 namespace specdec::cuda {
 
