@@ -15,26 +15,20 @@ void write_probs(const SamplingProbsParams& p, int64_t r, char* scratch) {
   int32_t* listed = reinterpret_cast<int32_t*>(keys + keys_wanted(settings, p.V));
   float* out = p.probs + r * p.V;
   TargetRow<T> row;
-  if (!row.make(static_cast<const T*>(p.logits) + r * p.stride, p.V, settings, parts, keys, listed)) {
+  // The weights are made in place.
+  if (!row.make(static_cast<const T*>(p.logits) + r * p.stride, p.V, settings, {parts, keys, listed, out})) {
     std::fill(out, out + p.V, NAN);
     return;
   }
-  const RowElements<T> probs = row.probabilities();
+  const float inverse_sum = row.made.scale.inverse_sum;
   if (row.support.tokens != nullptr) {
     std::fill(out, out + p.V, 0.0f);
     for (int64_t i = 0; i < row.support.count; ++i) {
-      out[row.support.tokens[i]] = probs.single(row.support.tokens[i]);
+      out[row.support.tokens[i]] = row.made.single(row.support.tokens[i]) * inverse_sum;
     }
     return;
   }
-  for (int64_t segment = 0; segment < p.V; segment += kSegment) {
-    const int64_t end = std::min<int64_t>(p.V, segment + kSegment);
-    int64_t i = segment;
-    if (probs.plain(segment)) {
-      for (; i + Vec::kWidth <= end; i += Vec::kWidth) probs.vec(i).store(out + i);
-    }
-    for (; i < end; ++i) out[i] = probs.single(i);
-  }
+  for (int64_t i = 0; i < p.V; ++i) out[i] = out[i] * inverse_sum;
 }
 
 struct Arrival {

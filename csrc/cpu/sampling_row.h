@@ -70,32 +70,30 @@ SPECDEC_INLINE Vec weight_of(Vec x) {
   return {x.x >= Vec::set(-87.0f).x ? weight.x : Vec::zero().x};
 }
 
-// The weights of a row of logits of type T, or its probabilities. Logits are compared as numbers here, which
-// is the order of their ranks.
+// The weights of a row of logits of type T. Logits are compared as numbers here, which is the order of their
+// ranks.
 template <typename T>
 struct RowElements {
   const T* logits = nullptr;
   RowScale scale;
   bool filtered = false;  // some tokens are not kept
   float last = 0.0f;      // kept: greater logits, and equal ones up to scale.last_token
-  float factor = 1.0f;    // 1: weights; scale.inverse_sum: probabilities
 
-  float single(int64_t i) const { return scale.weight(to_float(logits[i]), i) * factor; }
+  float single(int64_t i) const { return scale.weight(to_float(logits[i]), i); }
 
-  SPECDEC_INLINE Vec vec(int64_t i) const {
-    const Vec logit = Vec::load(logits + i);
-    Vec w = weight_of((logit - Vec::set(scale.largest)) * Vec::set(scale.inverse_t));
-    if (filtered) {
-      const Vec last_logit = Vec::set(last), least = Vec::set(scale.min_weight);
-      const auto kept =
-          i + Vec::kWidth - 1 <= scale.last_token ? logit.x >= last_logit.x : logit.x > last_logit.x;
-      w = {kept & (w.x >= least.x) ? w.x : Vec::zero().x};
-    }
-    return w * Vec::set(factor);
+  // The distance from the largest logit that `weight_of` takes.
+  SPECDEC_INLINE Vec scaled(Vec logit) const {
+    return (logit - Vec::set(scale.largest)) * Vec::set(scale.inverse_t);
   }
-
-  double at(int64_t i) const { return static_cast<double>(single(i)); }
-  SPECDEC_INLINE DoublePair pair(int64_t i) const { return widen(vec(i)); }
+  SPECDEC_INLINE Vec vec(int64_t i) const { return kept(weight_of(scaled(Vec::load(logits + i))), i); }
+  // Weights i .. i + Vec::kWidth, zero where the token is not kept.
+  SPECDEC_INLINE Vec kept(Vec w, int64_t i) const {
+    if (!filtered) return w;
+    const Vec logit = Vec::load(logits + i), last_logit = Vec::set(last), least = Vec::set(scale.min_weight);
+    const auto inside =
+        i + Vec::kWidth - 1 <= scale.last_token ? logit.x >= last_logit.x : logit.x > last_logit.x;
+    return {inside & (w.x >= least.x) ? w.x : Vec::zero().x};
+  }
   // The vector form does not tell tokens of the last kept logit apart.
   bool plain(int64_t segment) const {
     return !filtered || scale.last_token < segment || scale.last_token >= segment + kSegment - 1;

@@ -1,4 +1,6 @@
 // Acceptance and sampling of the CPU backend, and the elementary functions of sampling_math.h.
+#include <string>
+
 #include "ops.h"
 #include "specdec/acceptance_params.h"
 
