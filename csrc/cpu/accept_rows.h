@@ -162,7 +162,7 @@ class SampledRows {
     Node& n = nodes_[node];
     n.factor = inverse;
     n.scale = share;
-    n.left_of = Left::kAll;
+    n.left_of = Left::kKSeq;
     for (; n.next_child >= 0; n.next_child = nodes_[n.next_child].next_sibling) ++n.rejected;
   }
 
@@ -219,7 +219,7 @@ class SampledRows {
   }
 
  private:
-  enum class Left { kWhole, kSiblings, kAll, kRestored };
+  enum class Left { kWhole, kSiblings, kKSeq, kRestored };
 
   struct Node {
     int first_child = -1, next_sibling = -1;
@@ -228,7 +228,7 @@ class SampledRows {
     bool open = false;
     Left left_of = Left::kWhole;
     double chance = 0.0, left = 0.0;
-    double factor = 1.0, scale = 0.0;  // of its own rejection; of all its children's, under kAll
+    double factor = 1.0, scale = 0.0;  // of its own rejection; of all its children's, under kKSeq
     TargetRow<T> row;
   };
 
@@ -269,7 +269,7 @@ class SampledRows {
         return f(LeftElements<T>{n.row.probabilities(), factors_, scales_, rows_,
                                  without_replacement() ? tokens_ : nullptr, count});
       }
-      case Left::kAll:
+      case Left::kKSeq:
         return f(
             OverlapElements<T, true>{n.row.probabilities(), draft_row(n.first_child), n.factor, n.scale});
       case Left::kWhole:

@@ -29,14 +29,7 @@ inline Key key_of(float logit, int64_t token) {
 }
 inline int64_t token_of(Key key) { return 0xffffffffu - static_cast<uint32_t>(key); }
 inline uint32_t key_rank(Key key) { return static_cast<uint32_t>(key >> 32); }
-inline float logit_of(Key key) {
-  const uint32_t rank = key_rank(key), bits = rank >> 31 ? rank & 0x7fffffffu : ~rank;
-  float logit;
-  std::memcpy(&logit, &bits, sizeof(logit));
-  return logit;
-}
-
-constexpr int64_t kPartElements = int64_t{kSegment} * kPart;
+inline float logit_of(Key key) { return specdec::logit_of(key_rank(key)); }
 
 // The largest of logits [begin, end), NaN if one of them is.
 template <typename T>

@@ -6,8 +6,6 @@
 
 namespace specdec::test {
 
-struct Region;
-
 struct TestBackend {
   static constexpr int64_t kMostV = INT64_MAX;
   static constexpr int kRepeats = 8;
