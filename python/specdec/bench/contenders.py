@@ -35,7 +35,8 @@ class Run:
         rounds: verification rounds, counted per row.
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
-        accept_seconds: what deciding about drafts and choosing tokens took of the time.
+        accept_seconds: what deciding about drafts and choosing tokens took of the time; None where it was not
+            measured apart.
     """
 
     tokens: list[list[int]]
@@ -44,7 +45,7 @@ class Run:
     rounds: int
     drafted: int
     accepted: int
-    accept_seconds: float = 0.0
+    accept_seconds: float | None = None
 
 
 class Contender(Protocol):

@@ -150,12 +150,21 @@ class DrafterSpec:
         raise ValueError(f"drafter: got {text!r}, want one of {choices(DRAFTERS)}")
 
     @property
+    def name(self) -> str:
+        """What `parse` reads."""
+        return {"model": f"model:{self.model}", "exit": f"exit:{self.layers}"}.get(self.kind, self.kind)
+
+    @property
+    def tree(self) -> str:
+        """The shape of its drafts as `parse` reads it."""
+        return ",".join(map(str, self.branching))
+
+    @property
     def label(self) -> str:
         """How tables call it; an oracle always shows that it is one, and its p."""
         if self.kind == "oracle":
-            return f"oracle p={self.p:g}"
-        name = {"model": f"model:{self.model}", "exit": f"exit:{self.layers}"}.get(self.kind, self.kind)
-        return name if self.branching == (1,) else f"{name} tree {','.join(map(str, self.branching))}"
+            return f"{self.name} p={self.p:g}"
+        return self.name if self.branching == (1,) else f"{self.name} tree {self.tree}"
 
     @property
     def needs_continuations(self) -> bool:
@@ -203,7 +212,7 @@ def build_drafter(
         options: of the loop.
         dtype: of a drafter model's activations.
         continuations: (prompt, greedy continuation) of every prompt, for the oracle.
-        model: the drafter's model where it is loaded already; None loads it.
+        model: what `load_drafter_model` gave, where it was called before; None calls it.
 
     Raises:
         ValueError: the drafter's model cannot be had (`load_drafter_model`) or has another vocabulary.
@@ -220,11 +229,7 @@ def build_drafter(
 
     if model is None:
         model = load_drafter_model(spec, target, dtype=dtype)
-    if model.vocab_size != target.vocab_size:
-        raise ValueError(
-            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "
-            f"want the target's {target.vocab_size}"
-        )
+    _check_vocabulary(spec, model, target)
     return ModelDrafter(
         model,
         slots=options.slots,
@@ -237,12 +242,18 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
     """The model that a "model" or "exit" drafter drafts with.
 
     Raises:
-        ValueError: it cannot be read, or the target has no more layers than the exit.
+        ValueError: it cannot be read or has another vocabulary, or the target has no more layers than the
+            exit.
     """
     if spec.kind == "model":
         from specdec.models import load_model
 
-        return load_model(spec.model, dtype=dtype)
+        try:
+            model = load_model(spec.model, dtype=dtype)
+        except ValueError as error:
+            raise ValueError(f"drafter: {error}") from None
+        _check_vocabulary(spec, model, target)
+        return model
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
     if not isinstance(target, GatedDeltaNetForCausalLM):
@@ -253,3 +264,11 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
         )
     return target.first_layers(spec.layers)
+
+
+def _check_vocabulary(spec: DrafterSpec, model: CausalLM, target: CausalLM) -> None:
+    if model.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "
+            f"want the target's {target.vocab_size}"
+        )
