@@ -1,10 +1,9 @@
 """From logits to the sampled distribution, plainly: what `edit_logits` and `ops.sampling_probs` compute.
 
-The order is repetition, presence and frequency penalty, bias, allowed and banned tokens, the callback; then
-temperature, top-k, top-p, min-p, softmax. Target rows and draft rows go through the same steps with the same
-parameters, before any ratio is taken: the distribution that a drafted token was drawn from *is* the row used
-in its acceptance test. A row's numbers depend on that row alone: processing it with eight others or by itself
-gives the same bits. Rows in float64 stay so, which is what the proofs run on. Everything here takes tensors on
+The steps and their order are those of `SamplingParams`. Target rows and draft rows go through the same steps
+with the same parameters, before any ratio is taken: the distribution that a drafted token was drawn from *is*
+the row used in its acceptance test. A row's numbers depend on that row alone: processing it with eight others
+or by itself gives the same bits. Rows in float64 stay so, which is what the proofs run on. All tensors are on
 the CPU.
 """
 

@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 
 from specdec.acceptance.params import SamplingParams
-from specdec.acceptance.rules import RULES
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, MethodContender, ReferenceContender
 from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
@@ -201,9 +200,8 @@ class _Contenders:
                 self._entries.append((name, None, "auto"))
                 continue
             for spec in drafters:
-                used = list(rules)
-                if not spec.draws:  # every lossless rule follows what was not drawn
-                    used = list(dict.fromkeys("auto" if RULES[rule].lossless else rule for rule in rules))
+                # Rules that follow its drafts are one and the same.
+                used = dict.fromkeys("auto" if spec.followed(rule) else rule for rule in rules)
                 self._entries += [(name, spec, rule) for rule in used]
         self._model = load_model(options.model, dtype=self._dtype)
         self._drafter_models: dict[DrafterSpec, CausalLM] = {}

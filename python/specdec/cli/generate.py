@@ -14,8 +14,9 @@ from typing import Literal, TextIO, cast
 
 import torch
 
+from specdec._rules import RULES
 from specdec.acceptance.params import SamplingParams
-from specdec.acceptance.rules import RULES, resolve
+from specdec.acceptance.rules import check_rule
 from specdec.cli.drafting import check_useful
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import Chance, Comparison, print_panel
@@ -149,7 +150,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
             banned_tokens=_token_ids("banned_tokens", options.banned_tokens) or (),
             seed=options.seed,
         )
-        resolve(options.acceptance, "DETERMINISTIC", chain=True)
+        check_rule(options.acceptance)
         spec = None
         if method.drafts:
             spec = DrafterSpec.parse(

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from specdec._host import MAX_SERIAL_NODES
+from specdec.acceptance.proposal import ProposalKind
 from specdec.cache import Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draws import Parent, draw_children
-from specdec.drafters.proposal import Proposal, ProposalKind
+from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.models.base import CausalLM
 from specdec.tree import TokenTree

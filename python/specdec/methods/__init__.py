@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specdec._checks import check_number
+from specdec._rules import RULES
 
 if TYPE_CHECKING:
     import torch
 
+    from specdec.acceptance.proposal import ProposalKind
     from specdec.drafters.base import Drafter
     from specdec.loop import Loop
     from specdec.models.base import CausalLM
@@ -182,17 +184,26 @@ class DrafterSpec:
         Raises:
             ValueError: naming the rule and the proposal.
         """
-        from specdec.acceptance.rules import resolve
+        from specdec.acceptance.rules import check_rule, resolve_rule
 
-        kind = "DETERMINISTIC"
-        if self.draws:
-            kind = "IID" if _independent(rule) else "WITHOUT_REPLACEMENT"
-        resolve(rule, kind, chain=set(self.branching) == {1})
+        check_rule(rule)
+        resolve_rule(rule, self.proposes(rule), chain=set(self.branching) == {1})
 
+    def proposes(self, rule: str) -> ProposalKind:
+        """How its drafts come about where the target samples, under a rule of `RULES`. Siblings are drawn
+        independently only for a rule that wants it, as they may repeat.
+        """
+        from specdec.acceptance.proposal import ProposalKind
 
-def _independent(rule: str) -> bool:
-    """Whether siblings are drawn independently: only where the rule asks for it, as they may repeat."""
-    return rule == "k-seq"
+        if not self.draws:
+            return ProposalKind.DETERMINISTIC
+        return ProposalKind.IID if RULES[rule].independent else ProposalKind.WITHOUT_REPLACEMENT
+
+    def followed(self, rule: str) -> bool:
+        """Whether its drafts are followed under a rule of `RULES`, as under every lossless one."""
+        from specdec.acceptance.rules import follows
+
+        return follows(rule, self.proposes(rule))
 
 
 def build_drafter(
@@ -234,7 +245,7 @@ def build_drafter(
         model,
         slots=options.slots,
         branching=spec.branching,
-        replacement=_independent(options.acceptance),
+        replacement=RULES[options.acceptance].independent,
     )
 
 
