@@ -9,7 +9,7 @@ from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.processing import process_logits
 from specdec.acceptance.proposal import ProposalKind, ProposalLike
-from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform, uniform_grid
+from specdec.acceptance.rng import Stream, categorical, resolve_seed, uniform
 from specdec.acceptance.round import decide_round
 from specdec.acceptance.rules import check_rule, follows, resolve_rule, rule_for
 from specdec.acceptance.typical import Typical
@@ -40,5 +40,4 @@ __all__ = [
     "rule_for",
     "token_logprobs",
     "uniform",
-    "uniform_grid",
 ]
