@@ -54,8 +54,8 @@ def edit_logits(logits: Tensor, sequences: Sequence[SequenceRows | None]) -> Non
             vocabulary (`SamplingParams.check_vocabulary`).
 
     Raises:
-        ValueError: a shape, dtype or device is another, a history is missing, or a callback gave something else than
-            a row of logits.
+        ValueError: a shape, dtype or device is another, a history is missing, or a callback gave something
+            else than a row of logits.
     """
     rows = logits if logits.ndim == 3 else logits.unsqueeze(1)  # [B, N, V]
     if logits.ndim not in (2, 3) or logits.dtype != torch.float32:
