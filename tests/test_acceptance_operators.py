@@ -15,9 +15,9 @@ import torch
 from lossless.statistics import ALPHA, chi_square
 from specdec import ops
 from specdec.acceptance import SamplingParams, SeededDecisions, Stream, categorical, uniform
-from specdec.acceptance.decisions import children_of
 from specdec.acceptance.rng import DRAFT_CHILD_BITS, RACE_TOKEN_BITS
 from specdec.acceptance.round import walk
+from specdec.acceptance.walking import children_of
 from specdec.ops.acceptance import AcceptRule
 
 DRAWN = sorted(set(AcceptRule) - {AcceptRule.FOLLOW})

@@ -294,7 +294,6 @@ def test_presence_and_frequency_count_the_output_alone() -> None:
     assert edited(torch.zeros(4), params, history).tolist() == [0.0, -0.75, -1.0, 0.0]
     # A node's own path counts as output, each time.
     assert edited(torch.zeros(4), params, history.with_path([1, 3])).tolist() == [0.0, -1.0, -1.0, -0.75]
-    assert history.output == [1, 2, 2]
     assert history.tokens == [0, 0, 1, 1, 2, 2]
 
 
@@ -364,7 +363,7 @@ def test_batched_edits_equal_the_naive_twin(params: SamplingParams) -> None:
     rows = logits.clone()
     edit_logits(rows, [s])
     history = s.history
-    prompt, output = history.tokens[:9], history.output
+    prompt, output = history.tokens[:9], history.tokens[9:]
     for i, path in enumerate(s.paths):
         want = edits(logits[0, i].tolist(), params, prompt, [*output, *path])
         # Four operations, each off by half a step of what it works on: the logit, times 1.5 at most, and
@@ -385,6 +384,9 @@ def test_edits_name_what_is_wrong() -> None:
         edit_logits(torch.zeros(1, 4, dtype=torch.float64), [None])
     with pytest.raises(ValueError, match=r"logits: got torch\.float32 \[4\]"):
         edit_logits(torch.zeros(4), [None])
+    for process in (lambda x: edit_logits(x, [None]), lambda x: process_logits(x, biased)):
+        with pytest.raises(ValueError, match="logits: got a tensor on meta, want one on the CPU"):
+            process(torch.zeros(1, 4, device="meta"))
     with pytest.raises(ValueError, match="sequences: got 2, want 1"):
         edit_logits(torch.zeros(1, 4), [None, None])
     with pytest.raises(ValueError, match=r"sequences\[0\].paths: got 2, want at most 1"):

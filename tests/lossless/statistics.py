@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 import numpy as np
 from scipy import stats
 
-from specdec.acceptance import Stream, categorical, uniform_grid
+from lossless.grid import uniform_grid
+from specdec.acceptance import Stream, categorical
 from specdec.acceptance.rng import DRAFT_CHILD_BITS, RACE_TOKEN_BITS
 
 # At least as many as there are chi-square tests of real rules in the whole suite, for Bonferroni; seeds are

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.acceptance import Stream, categorical, uniform
-from specdec.acceptance.decisions import SeededDecisions, path_to
+from specdec.acceptance.decisions import SeededDecisions
 from specdec.acceptance.round import walk
+from specdec.acceptance.walking import path_to
 from specdec.ops import Accepted, AcceptRule
 
 Array = NDArray[np.float64]

@@ -49,17 +49,19 @@ def edit_logits(logits: Tensor, sequences: Sequence[SequenceRows | None]) -> Non
     that cannot be reached: below an excluded token, or after one that ends the sequence.
 
     Args:
-        logits: float32 [B, N, V], or [B, V] where N is 1; any strides.
+        logits: float32 [B, N, V] on the CPU, or [B, V] where N is 1; any strides.
         sequences: [B]; rows beyond a sequence's paths are left alone. Tokens of its parameters are in the
             vocabulary (`SamplingParams.check_vocabulary`).
 
     Raises:
-        ValueError: a shape or dtype is another, a history is missing, or a callback gave something else than
-            a row of logits.
+        ValueError: a shape, dtype or device is another, a history is missing, or a callback gave something
+            else than a row of logits.
     """
     rows = logits if logits.ndim == 3 else logits.unsqueeze(1)  # [B, N, V]
     if logits.ndim not in (2, 3) or logits.dtype != torch.float32:
         raise ValueError(f"logits: got {logits.dtype} {list(logits.shape)}, want float32 [B, N, V] or [B, V]")
+    if not logits.is_cpu:
+        raise ValueError(f"logits: got a tensor on {logits.device}, want one on the CPU")
     if len(sequences) != len(rows):
         raise ValueError(f"sequences: got {len(sequences)}, want {len(rows)}, one for each row of the batch")
     todo = [(b, s) for b, s in enumerate(sequences) if s is not None and s.params.edited and s.paths]
@@ -138,14 +140,8 @@ def _call_back(rows: Tensor, sequence: SequenceRows, history: TokenHistory) -> N
 
 def _read(rows: Tensor, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Columns of rows [n, V]."""
-    if rows.device.type == "cpu":
-        return rows.numpy().take(tokens, axis=1)
-    return np.asarray(rows[:, torch.from_numpy(tokens).to(rows.device)].cpu().numpy())
+    return rows.numpy().take(tokens, axis=1)
 
 
 def _write(rows: Tensor, tokens: NDArray[np.int64] | slice, values: NDArray[np.float32] | float) -> None:
-    if rows.device.type == "cpu":
-        rows.numpy()[:, tokens] = values
-    else:
-        columns = tokens if isinstance(tokens, slice) else torch.from_numpy(tokens).to(rows.device)
-        rows[:, columns] = torch.as_tensor(values, dtype=rows.dtype, device=rows.device)
+    rows.numpy()[:, tokens] = values
