@@ -1,12 +1,13 @@
 // The rows of one sequence, as AcceptanceWalk wants them. The weights of the target's rows are stored (rules
 // that only go down store one row); what is left of a row after rejections is made from them wherever it is
-// summed or drawn from, which costs less than the memory it would fill.
+// summed or drawn from, which costs less than the memory it would fill, unless the node is wide.
 #pragma once
 
 #include "accept_tree.h"
 #include "scratch.h"
 #include "specdec/acceptance_rules.h"
 #include "target_row.h"
+#include "wide_node.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -76,19 +77,26 @@ class SampledRows {
  public:
   // Bytes of scratch that a sequence of the call wants.
   static int64_t scratch_bytes(const AcceptSampledParams& p) {
-    int64_t keys = 0, listed = 0, stored = 0;
+    int64_t keys = 0, listed = 0, stored = 0, wide = 0, wide_apart = 0;
     for (int64_t b = 0; b < p.B; ++b) {
       if (valid_length(p.draft.lengths, b, p.N) == 0) continue;
       const Settings settings(p.sampling, b, p.V);
       keys = std::max(keys, keys_wanted(settings, p.V));
       listed = std::max(listed, listed_wanted(settings));
-      stored = std::max(stored, rows_stored(static_cast<AcceptRule>(p.rules[b]), settings, p.N));
+      const AcceptRule rule = static_cast<AcceptRule>(p.rules[b]);
+      stored = std::max(stored, rows_stored(rule, settings, p.N));
+      const int64_t of_tree = wide_stored(rule, wide_nodes(DraftTree(p.draft, b, p.N)));
+      wide = std::max(wide, of_tree);
+      if (apart(rule)) wide_apart = std::max(wide_apart, of_tree);
     }
     const int64_t sibling = 2 * sizeof(double) + sizeof(float*) + sizeof(int64_t);
     return p.N * (static_cast<int64_t>(sizeof(Node)) + sibling +
                   listed * static_cast<int64_t>(sizeof(int32_t))) +
            (p.N + 1) * parts_of(p.V) * static_cast<int64_t>(sizeof(double)) +
-           keys * static_cast<int64_t>(sizeof(Key)) + stored * p.V * static_cast<int64_t>(sizeof(float)) + 8;
+           keys * static_cast<int64_t>(sizeof(Key)) +
+           wide * (static_cast<int64_t>(sizeof(WideNode)) + p.V * static_cast<int64_t>(sizeof(double))) +
+           wide_apart * parts_of(p.V) * static_cast<int64_t>(sizeof(double)) +
+           (stored + wide_apart) * p.V * static_cast<int64_t>(sizeof(float)) + 8;
   }
 
   // `scratch` is aligned to 8 bytes and lives as long as this.
@@ -100,6 +108,20 @@ class SampledRows {
         rule_(static_cast<AcceptRule>(p.rules[b])) {
     const int64_t N = tree_.length;
     nodes_ = take<Node>(scratch, N);
+    for (int64_t n = 0; n < N; ++n) new (&nodes_[n]) Node();
+    int64_t wide = 0;
+    for (int64_t n = N; n-- > 1;) {
+      Node& above = nodes_[tree_.parent(n)];
+      nodes_[n].next_sibling = above.first_child;
+      above.first_child = above.next_child = static_cast<int>(n);
+      if (++above.children == kMaxNarrow + 1) ++wide;
+    }
+    nodes_[0].mark = 0;
+    wide = wide_stored(rule_, wide);
+    const int64_t wide_apart = apart(rule_) ? wide : 0;
+    wide_ = take<WideNode>(scratch, wide);
+    wide_left_ = take<double>(scratch, wide * p.V);
+    wide_q_parts_ = take<double>(scratch, wide_apart * parts_of(p.V));
     parts_ = take<double>(scratch, N * parts_of(p.V));
     spare_parts_ = take<double>(scratch, parts_of(p.V));
     factors_ = take<double>(scratch, N);
@@ -109,21 +131,12 @@ class SampledRows {
     keys_ = take<Key>(scratch, keys_wanted(settings_, p.V));
     listed_ = take<int32_t>(scratch, N * listed_wanted(settings_));
     stored_ = take<float>(scratch, rows_stored(rule_, settings_, N) * p.V);
-    for (int64_t n = 0; n < N; ++n) new (&nodes_[n]) Node();
-    for (int64_t n = N; n-- > 1;) {
-      Node& above = nodes_[tree_.parent(n)];
-      nodes_[n].next_sibling = above.first_child;
-      above.first_child = above.next_child = static_cast<int>(n);
-    }
-    nodes_[0].mark = 0;
+    wide_q_ = take<float>(scratch, wide_apart * p.V);
   }
 
   const DraftTree& tree() const { return tree_; }
 
-  bool without_replacement() const {
-    return rule_ == AcceptRule::kRecursiveWithoutReplacement ||
-           rule_ == AcceptRule::kTraversalWithoutReplacement;
-  }
+  bool without_replacement() const { return apart(rule_); }
   int64_t token(int node) const { return tree_.tokens[node]; }
   int parent(int node) const { return tree_.parent(node); }
   int first_child(int node) const { return nodes_[node].first_child; }
@@ -145,16 +158,21 @@ class SampledRows {
       float* stored = stored_ + (comes_back(rule_) ? node * p_.V : 0);
       n.open = n.row.make(logits, p_.V, settings_,
                           {parts(node), keys_, listed_ + node * listed_wanted(settings_), stored});
+      if (tests_children(rule_) && n.children > kMaxNarrow) n.wide = new_wide();
     }
     return n.open;
   }
 
   void reject(int child, double factor, double scale) {
-    nodes_[child].factor = factor;
-    nodes_[child].scale = scale;
     Node& n = nodes_[parent(child)];
+    if (n.wide != nullptr) {
+      reject_wide(child, factor, scale);
+    } else {
+      nodes_[child].factor = factor;
+      nodes_[child].scale = scale;
+      n.left_of = Left::kSiblings;
+    }
     n.next_child = nodes_[child].next_sibling;
-    n.left_of = Left::kSiblings;
     ++n.rejected;
   }
 
@@ -169,6 +187,9 @@ class SampledRows {
   void restore(int node) { nodes_[node].left_of = Left::kRestored; }
 
   double p(int node, int64_t token) {
+    const Node& n = nodes_[node];
+    // Nothing is stored, nor left, where there was no weight.
+    if (n.left_of == Left::kStored && !(n.row.weights().at(token) > 0.0)) return 0.0;
     return visit_left(node, true, [&](const auto& elements) { return elements.at(token); });
   }
 
@@ -184,12 +205,15 @@ class SampledRows {
   double q_left(int child) {
     int64_t count = 0;
     for (int c = first_child(parent(child)); c != child; c = next_sibling(c)) tokens_[count++] = token(c);
+    WideNode* wide = nodes_[parent(child)].wide;
+    if (wide != nullptr) return wide->remove(draft_row(child), p_.V, tokens_, count);
     return sum_parts(GivenElements{draft_row(child), tokens_, count}, p_.V, Support{}, spare_parts_);
   }
 
   double sum(int node) {
     const Node& n = nodes_[node];
     if (n.left_of == Left::kWhole) return n.row.total;
+    if (n.left_of == Left::kStored) return n.wide->left_total;
     return visit_left(node, false, [&](const auto& elements) {
       return sum_parts(elements, p_.V, n.row.support, parts(node));
     });
@@ -219,10 +243,11 @@ class SampledRows {
   }
 
  private:
-  enum class Left { kWhole, kSiblings, kKSeq, kRestored };
+  enum class Left { kWhole, kSiblings, kStored, kKSeq, kRestored };
 
   struct Node {
     int first_child = -1, next_sibling = -1;
+    int children = 0;
     int next_child = -1, rejected = 0;  // of its children
     int mark = -1;                      // the depth at which the walk follows
     bool open = false;
@@ -230,14 +255,69 @@ class SampledRows {
     double chance = 0.0, left = 0.0;
     double factor = 1.0, scale = 0.0;  // of its own rejection; of all its children's, under kKSeq
     TargetRow<T> row;
+    WideNode* wide = nullptr;  // null: it is narrow
   };
 
+  static bool apart(AcceptRule rule) {
+    return rule == AcceptRule::kRecursiveWithoutReplacement ||
+           rule == AcceptRule::kTraversalWithoutReplacement;
+  }
+  // Whether children are rejected one by one.
+  static bool tests_children(AcceptRule rule) {
+    return rule != AcceptRule::kFollow && rule != AcceptRule::kKSeq;
+  }
   // Whether the rule asks for the row of a node again after it opened one further down.
   static bool comes_back(AcceptRule rule) {
     return rule == AcceptRule::kTraversal || rule == AcceptRule::kTraversalWithoutReplacement;
   }
   static int64_t rows_stored(AcceptRule rule, const Settings& settings, int64_t N) {
     return listed_wanted(settings) > 0 ? 0 : comes_back(rule) ? N : 1;
+  }
+  static int64_t wide_stored(AcceptRule rule, int64_t nodes) {
+    return !tests_children(rule) ? 0 : comes_back(rule) ? nodes : std::min<int64_t>(nodes, 1);
+  }
+
+  // Before a sequence's scratch is taken.
+  static int64_t wide_nodes(const DraftTree& tree) {
+    if (tree.parents == nullptr || tree.length <= kMaxNarrow + 1) return 0;
+    int32_t* children = reinterpret_cast<int32_t*>(thread_scratch(static_cast<size_t>(tree.length)));
+    std::fill_n(children, tree.length, 0);
+    int64_t wide = 0;
+    for (int64_t n = 1; n < tree.length; ++n) {
+      if (++children[tree.parents[n]] == kMaxNarrow + 1) ++wide;
+    }
+    return wide;
+  }
+
+  // Rules that only go down have one, each node's after the other.
+  WideNode* new_wide() {
+    const int64_t i = comes_back(rule_) ? wide_opened_++ : 0;
+    wide_[i] = {};
+    wide_[i].left = wide_left_ + i * p_.V;
+    if (without_replacement()) {
+      wide_[i].q = wide_q_ + i * p_.V;
+      wide_[i].q_parts = wide_q_parts_ + i * parts_of(p_.V);
+    }
+    return &wide_[i];
+  }
+
+  void reject_wide(int child, double factor, double scale) {
+    const int node = parent(child);
+    Node& n = nodes_[node];
+    const float* q = draft_row(child);
+    if (without_replacement() && n.rejected > 0) {
+      q_left(child);
+      q = n.wide->q;
+    }
+    const auto from = [&](const auto& before) {
+      n.wide->reject(before, q, factor, scale, p_.V, n.row.support, parts(node));
+    };
+    if (n.left_of == Left::kStored) {
+      from(StoredLeft{n.wide->left});
+    } else {
+      from(n.row.probabilities());
+    }
+    n.left_of = Left::kStored;
   }
 
   template <typename U>
@@ -269,6 +349,8 @@ class SampledRows {
         return f(LeftElements<T>{n.row.probabilities(), factors_, scales_, rows_,
                                  without_replacement() ? tokens_ : nullptr, count});
       }
+      case Left::kStored:
+        return f(StoredLeft{n.wide->left});
       case Left::kKSeq:
         return f(
             OverlapElements<T, true>{n.row.probabilities(), draft_row(n.first_child), n.factor, n.scale});
@@ -292,7 +374,12 @@ class SampledRows {
   int64_t* tokens_ = nullptr;
   Key* keys_ = nullptr;
   int32_t* listed_ = nullptr;
-  float* stored_ = nullptr;  // [rows_stored, V]
+  float* stored_ = nullptr;   // [rows_stored, V]
+  WideNode* wide_ = nullptr;  // [wide_stored]
+  int64_t wide_opened_ = 0;
+  double* wide_left_ = nullptr;     // [wide_stored, V]
+  double* wide_q_parts_ = nullptr;  // [wide_stored, parts], without replacement
+  float* wide_q_ = nullptr;         // [wide_stored, V], without replacement
 };
 
 }  // namespace specdec::cpu::SPECDEC_ISA

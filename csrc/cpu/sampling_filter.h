@@ -185,7 +185,8 @@ class NucleusSearch {
   }
   float place(float logit) const {
     const RowScale& scale = row_.scale;
-    return std::min((logit - scale.largest) * scale.inverse_t * -step_, static_cast<float>(kBuckets - 1));
+    const float at = (logit - scale.largest) * scale.inverse_t * -step_, last = kBuckets - 1;
+    return at < last ? at : last;  // as `min` has it, so that a NaN is a place as well
   }
 
   // mass_of.

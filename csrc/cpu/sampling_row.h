@@ -195,7 +195,22 @@ double sum_tokens(const Elements& e, int64_t begin, const int32_t* tokens, int64
   return sum_listed(e, begin, [&](int64_t i) { return static_cast<int64_t>(tokens[i]); }, count);
 }
 
-// The sums of the row's parts, and of them all.
+// The sum of a part of the row.
+template <typename Elements>
+double sum_part(const Elements& e, int64_t part, int64_t V) {
+  const int64_t begin = part * kPartElements, end = std::min(V, begin + kPartElements);
+  double sum = 0.0;
+  for (int64_t i = begin; i < end; i += kSegment) sum += sum_segment(e, i, V);
+  return sum;
+}
+
+inline double total_of(const double* parts, int64_t V) {
+  double sum = 0.0;
+  for (int64_t part = 0; part < parts_of(V); ++part) sum += parts[part];
+  return sum;
+}
+
+// The sums of the row's parts, and of them all. Every element is made once.
 template <typename Elements>
 double sum_parts(const Elements& e, int64_t V, const Support& support, double* parts) {
   const int64_t count = parts_of(V);
@@ -209,16 +224,9 @@ double sum_parts(const Elements& e, int64_t V, const Support& support, double* p
       parts[part] = sum;
     }
   } else {
-    parallel_for(count, V * kElementWork, [&](int64_t part) {
-      const int64_t begin = part * kPartElements, end = std::min(V, begin + kPartElements);
-      double sum = 0.0;
-      for (int64_t i = begin; i < end; i += kSegment) sum += sum_segment(e, i, V);
-      parts[part] = sum;
-    });
+    parallel_for(count, V * kElementWork, [&](int64_t part) { parts[part] = sum_part(e, part, V); });
   }
-  double sum = 0.0;
-  for (int64_t part = 0; part < count; ++part) sum += parts[part];
-  return sum;
+  return total_of(parts, V);
 }
 
 // The token at which the cumulative sum passes `rest`.

@@ -17,6 +17,11 @@ struct Doubles {
   Raw x;
 
   static Doubles set(double a) { return {a - Raw{}}; }
+  static Doubles load(const double* p) {
+    Doubles loaded;
+    std::memcpy(&loaded.x, p, sizeof(Raw));
+    return loaded;
+  }
   void store(double* p) const { std::memcpy(p, &x, sizeof(Raw)); }
 };
 

@@ -103,11 +103,14 @@ SPECDEC_COMMON_FUNCTION bool is_finite_rank(uint32_t rank) {
   return rank > rank_of(-__builtin_inff()) && rank < rank_of(__builtin_inff());
 }
 
-// A temperature so small that its inverse is infinite shares the mass among the largest.
+// A temperature so small that its inverse is infinite shares the mass among the largest. One so large that
+// its inverse is subnormal has the least normal one: where subnormal numbers are flushed to zero it would
+// make a NaN of an infinite distance.
 SPECDEC_COMMON_FUNCTION float inverse_of(float temperature) {
   if (!(temperature > 0.0f)) return 1.0f;
+  constexpr float kLeast = 0x1p-126f, kMost = 0x1.fffffep127f;
   const float inverse = 1.0f / temperature;
-  return inverse < 0x1.fffffep127f ? inverse : 0x1.fffffep127f;
+  return inverse < kLeast ? kLeast : inverse < kMost ? inverse : kMost;
 }
 
 // What it takes to make an element of a row, and which are kept.
