@@ -1,6 +1,7 @@
 """Acceptance: which drafts are kept and which token follows, greedily or by an exact rule of sampling."""
 
 from specdec.acceptance.decisions import Accepted, Decisions, SeededDecisions
+from specdec.acceptance.draws import draw_tokens
 from specdec.acceptance.editing import SequenceRows, edit_logits
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.logprobs import TokenLogprob, token_logprobs
@@ -25,6 +26,7 @@ __all__ = [
     "Typical",
     "categorical",
     "decide_round",
+    "draw_tokens",
     "edit_logits",
     "process_logits",
     "resolve",

@@ -188,7 +188,7 @@ class ModelDrafter:
                 replacement=self.replacement,
             )
             for (tree, parent), tokens, row in zip(flat, children.tokens, children.rows, strict=True):
-                tree.drawn[parent.node] = (tokens, row + count)
+                tree.drawn[parent.node] = (tokens, row if row < 0 else row + count)
             if children.probs is not None:
                 probs.append(children.probs)
                 count += len(children.probs)
@@ -254,7 +254,7 @@ class _Growing:
         layout: its shape, see `TreeShape.layout`.
         tokens: drafts so far.
         parents: of each, -1 below the last emitted token.
-        drawn: by node of the round, children and the row that they were drawn from.
+        drawn: by node of the round, children and the row that they were drawn from, -1 where they were not.
     """
 
     def __init__(self, request: DraftRequest, layout: Sequence[Sequence[tuple[int, int]]]) -> None:
