@@ -8,13 +8,13 @@ sizes of a small language model with a large vocabulary (V = 150,000). Its logit
 gdn-code on random tokens: the dearest case for top-p. Acceptance starts at the logits: softmax, top-k and
 top-p, the rule and the draw of the next token.
 Drafts are drawn from rows near the target's, 8 sets of them; a figure is the median over turns of the mean
-over the sets, model and rules taking turns within one run.
+over the sets, model and rules taking turns within one run. Before it is timed, the first set's decisions are
+compared with those of the rule in float64 Python; a difference ends the script.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -30,13 +30,16 @@ from torch import Tensor
 
 import specdec
 from specdec import ops
-from specdec.bench.machine import cpu_model
+from specdec.acceptance import SeededDecisions
+from specdec.acceptance.round import walk
+from specdec.bench.machine import machine
 from specdec.models.checkpoint import expected_tensors
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.ops import AcceptRule
 
 DRAFTS, SETS, NOISE = 16, 8, 0.5
+SEED_STEP, POSITION = 77, 100  # of the random numbers
 LARGE = GatedDeltaNetConfig(
     vocab_size=150_000,
     hidden_size=1024,
@@ -128,29 +131,39 @@ class Round:
             self.tokens,
             self.parents,
             rules=torch.full((B,), int(rule), dtype=torch.int32),
-            seeds=torch.arange(B) + 77 * seed,
-            positions=torch.full((B,), 100),
+            seeds=torch.arange(B) + SEED_STEP * seed,
+            positions=torch.full((B,), POSITION),
             draft_probs=self.draft_probs,
             draft_rows=self.draft_rows,
             **self.settings,
         )
+
+    def check(self, rule: AcceptRule, seed: int) -> None:
+        """Raises AssertionError where `accept` decides otherwise than the rule in Python on the same rows."""
+        got = self.accept(rule, seed)
+        B, N = self.tokens.shape
+        for b in range(B):
+            settings = {name: value[b].repeat(N) for name, value in self.settings.items()}
+            p = ops.sampling_probs(self.logits[b], **settings).double().numpy()  # [N, V]
+            q = self.draft_probs.numpy()
+            rows = self.draft_rows[b].tolist()
+            path, token = walk(
+                rule,
+                p.__getitem__,
+                lambda node, q=q, rows=rows: q[rows[node]],
+                self.tokens[b].tolist(),
+                self.parents[b].tolist(),
+                SeededDecisions(b + SEED_STEP * seed, POSITION),
+            )
+            length = int(got.path_lengths[b])
+            found = got.path[b, :length].tolist(), int(got.next_token[b])
+            assert found == (path, token), f"{rule.name}: the operator gave {found}, want {(path, token)}"
 
 
 def _settings(settings: dict[str, float], rows: int) -> dict[str, Tensor]:
     return {
         name: torch.full((rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32)
         for name, value in settings.items()
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "isa": ops.cpu_isa(),
-        "torch": torch.__version__,
     }
 
 
@@ -180,6 +193,7 @@ def measure(model: GatedDeltaNetForCausalLM, B: int, turns: int) -> Iterator[dic
         for rule_name, (rule, parents) in RULES.items():
             shape = "chain" if parents is CHAIN else "tree"
             sets = [Round.drawn(logits[shape], rule, parents, settings, s) for s in range(SETS)]
+            sets[0].check(rule, 0)
             verified, accepted, lengths = [], [], []
             for _ in range(turns):
                 verified.append(seconds_of(lambda s=shape: verify(tree if s == "tree" else None)))

@@ -12,7 +12,6 @@ the bytes that the op cannot avoid: the state once for each read and write, inpu
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import time
@@ -28,23 +27,12 @@ from rich.table import Table
 from torch import Tensor
 
 from specdec import ops
-from specdec.bench.machine import cpu_model
+from specdec.bench.machine import machine
 from specdec.ops import Factors, Pending, reference
 from specdec.ops.strategy import resolve
 
 HEADS, WIDTH, LAYERS, DRAFT = 8, 256, 24, 8
 STRATEGIES = ("serial", "hybrid", "solve")
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "isa": ops.cpu_isa(),
-        "torch": torch.__version__,
-    }
 
 
 PAUSE = 0.02  # seconds

@@ -14,18 +14,8 @@ import torch
 
 from lossless import biased
 from lossless.enumeration import emitted_law, outcomes, round_law
-from lossless.toys import (
-    PROMPT,
-    Drafts,
-    Kind,
-    Round,
-    Toy,
-    drawn_round,
-    fixed_round,
-    nodes_of,
-    proposal_round,
-)
-from specdec.acceptance import Accepted, SamplingParams
+from lossless.toys import PROMPT, Drafts, Round, Toy, drawn_round, fixed_round, nodes_of, proposal_round
+from specdec.acceptance import ProposalKind, SamplingParams, Verdict
 from specdec.acceptance.follow import walk_follow
 from specdec.acceptance.k_seq import residual, smallest_rho, walk_k_seq
 from specdec.acceptance.recursive import walk_recursive
@@ -118,20 +108,22 @@ def test_law_of_deterministic_trees(name: str, tree: str, repeats: bool) -> None
 PROPOSALS = [
     (rule, kind, tree)
     for rule in ("auto", "speculative", "k-seq", "block", "traversal")
-    for kind in Kind
+    for kind in ProposalKind
     for tree in ([], [-1, 0], [-1, -1], [-1, -1, 0])
-    if kind is Kind.DETERMINISTIC
+    if kind is ProposalKind.DETERMINISTIC
     or tree in ([], [-1, 0])
-    or (rule != "block" and (rule != "k-seq" or kind is Kind.IID))
+    or (rule != "block" and (rule != "k-seq" or kind is ProposalKind.IID))
 ]
 
 
 @pytest.mark.parametrize(("rule", "kind", "tree"), PROPOSALS)
 @pytest.mark.parametrize("name", PARAMS)
-def test_law_of_proposals(name: str, rule: str, kind: Kind, tree: list[int]) -> None:
+def test_law_of_proposals(name: str, rule: str, kind: ProposalKind, tree: list[int]) -> None:
     """From logits and a `Proposal`, through the choice of the rule."""
     toy = Toy.random(21, PARAMS[name], vocab=3)
-    tokens = (lambda root: [root, (root + 1) % 3, 2][: len(tree)]) if kind is Kind.DETERMINISTIC else None
+    tokens = (
+        (lambda root: [root, (root + 1) % 3, 2][: len(tree)]) if kind is ProposalKind.DETERMINISTIC else None
+    )
     assert error(proposal_round(toy, tree, kind, rule, tokens), toy) <= EXACT
 
 
@@ -222,7 +214,7 @@ def test_following_has_the_law_of_testing_siblings_one_by_one() -> None:
     toy = Toy.random(30, SOFT)
     tokens = fixed_tokens("ragged", 4, False)
 
-    def textbook(p_target: Any, nodes: Any, above: Any, decide: Any) -> Accepted:
+    def textbook(p_target: Any, nodes: Any, above: Any, decide: Any) -> Verdict:
         path, p = [0], p_target(0).copy()
         for j in range(1, len(nodes)):
             if above[j] != path[-1]:
@@ -232,7 +224,7 @@ def test_following_has_the_law_of_testing_siblings_one_by_one() -> None:
                 p = p_target(j).copy()
             else:
                 p[nodes[j]] = 0.0
-        return Accepted(path, decide.sample(0, p))
+        return Verdict(path, decide.sample(0, p))
 
     rules = (walk_follow, textbook)
     same_rounds(*(fixed_round(toy, TREES["ragged"], tokens, rule) for rule in rules))
@@ -241,7 +233,7 @@ def test_following_has_the_law_of_testing_siblings_one_by_one() -> None:
 def test_traversal_of_a_chain_is_block_verification() -> None:
     """The rule as arXiv 2403.10444 states it: every prefix is tested, the longest that passes is kept."""
 
-    def block(p_target: Any, p_draft: Any, tokens: Any, parents: Any, decide: Any) -> Accepted:
+    def block(p_target: Any, p_draft: Any, tokens: Any, parents: Any, decide: Any) -> Verdict:
         n, joint = len(tokens) - 1, [1.0]
         for i in range(1, n + 1):
             x = tokens[i]
@@ -257,7 +249,7 @@ def test_traversal_of_a_chain_is_block_verification() -> None:
         weights = p_target(tau)
         if tau < n:
             weights = np.maximum(joint[tau] * p_target(tau) - p_draft(tau + 1), 0.0)
-        return Accepted(list(range(tau + 1)), decide.sample(tau, weights))
+        return Verdict(list(range(tau + 1)), decide.sample(tau, weights))
 
     for seed in range(3):
         toy = Toy.random(60 + seed, SOFT)

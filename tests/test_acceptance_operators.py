@@ -10,7 +10,7 @@ import torch
 
 from lossless.statistics import ALPHA, chi_square
 from specdec import ops
-from specdec.acceptance.decisions import children_of
+from specdec.acceptance.walking import children_of
 from specdec.ops.acceptance import AcceptRule
 
 DRAWN = sorted(set(AcceptRule) - {AcceptRule.FOLLOW})

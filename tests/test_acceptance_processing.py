@@ -294,7 +294,6 @@ def test_presence_and_frequency_count_the_output_alone() -> None:
     assert edited(torch.zeros(4), params, history).tolist() == [0.0, -0.75, -1.0, 0.0]
     # A node's own path counts as output, each time.
     assert edited(torch.zeros(4), params, history.with_path([1, 3])).tolist() == [0.0, -1.0, -1.0, -0.75]
-    assert history.output == [1, 2, 2]
     assert history.tokens == [0, 0, 1, 1, 2, 2]
 
 
@@ -364,7 +363,7 @@ def test_batched_edits_equal_the_naive_twin(params: SamplingParams) -> None:
     rows = logits.clone()
     edit_logits(rows, [s])
     history = s.history
-    prompt, output = history.tokens[:9], history.output
+    prompt, output = history.tokens[:9], history.tokens[9:]
     for i, path in enumerate(s.paths):
         want = edits(logits[0, i].tolist(), params, prompt, [*output, *path])
         # Four operations, each off by half a step of what it works on: the logit, times 1.5 at most, and

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 import specdec.acceptance.rng
-from specdec.acceptance import Stream, categorical, resolve_seed, uniform, uniform_grid
+from lossless.grid import uniform_grid
+from specdec.acceptance import Stream, categorical, resolve_seed, uniform
 from specdec.acceptance.rng import philox4x32
 
 

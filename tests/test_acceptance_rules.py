@@ -13,25 +13,28 @@ from hypothesis import strategies as st
 
 import specdec.acceptance.greedy
 import specdec.acceptance.rules
-from lossless.toys import PROMPT, Kind, Proposal, Toy, Tree, proposal_round
+from lossless.toys import PROMPT, Proposal, Toy, Tree, proposal_round
 from specdec import ops
 from specdec.acceptance import (
     RULES,
+    ProposalKind,
     SamplingParams,
     SeededDecisions,
     TokenHistory,
     Typical,
+    check_rule,
     decide_round,
     process_logits,
-    resolve,
+    resolve_rule,
     rule_for,
 )
-from specdec.acceptance.decisions import path_to
 from specdec.acceptance.greedy import walk_greedy
 from specdec.acceptance.typical import walk_typical
+from specdec.acceptance.walking import path_to
 from specdec.ops.acceptance import AcceptRule
 
 VOCAB = 9
+NO_DRAFTS = Proposal(Tree([]), ProposalKind.DETERMINISTIC)
 
 Propose = Callable[[list[int]], tuple[list[int], list[int]]]
 
@@ -113,7 +116,7 @@ def decode(
         nodes = [text[-1], *drafts]
         paths = [path_to(i, above) for i in range(len(nodes))]
         logits = torch.stack([model([*text, *(nodes[j] for j in p[1:])]) for p in paths])
-        proposal = Proposal(Tree(parents), Kind.DETERMINISTIC)
+        proposal = Proposal(Tree(parents), ProposalKind.DETERMINISTIC)
         path, x = decide_round(logits, nodes, proposal, params, history, SeededDecisions(seed, len(text)))
         assert path == path_to(path[-1], above)  # root to node
         new = [*(nodes[j] for j in path[1:]), x]
@@ -154,15 +157,15 @@ class Drawing(SeededDecisions):
         return int(self._g.choice(len(weights), p=weights / weights.sum()))
 
 
-@given(trees(), PARAMS, st.sampled_from([Kind.IID, Kind.WITHOUT_REPLACEMENT]), st.data())
+@given(trees(), PARAMS, st.sampled_from([ProposalKind.IID, ProposalKind.WITHOUT_REPLACEMENT]), st.data())
 @settings(max_examples=150, deadline=None)
 def test_drawn_rounds_stay_in_the_support_and_repeat_in_any_order(
-    tree: tuple[list[int], list[int], int], params: SamplingParams, kind: Kind, data: st.DataObject
+    tree: tuple[list[int], list[int], int], params: SamplingParams, kind: ProposalKind, data: st.DataObject
 ) -> None:
     """That the path runs from the root token to a node is checked by `proposal_round`."""
     parents, _, case = tree
     drafts = [p - 1 for p in parents[1:]]
-    names = ["auto", "speculative", "traversal", "typical"] + ["k-seq"] * (kind is Kind.IID)
+    names = ["auto", "speculative", "traversal", "typical"] + ["k-seq"] * (kind is ProposalKind.IID)
     rule = data.draw(st.sampled_from(names))
     g = torch.Generator().manual_seed(case)
     models = 2 * torch.randn(3, 2, VOCAB, VOCAB, generator=g)  # float32
@@ -197,7 +200,7 @@ def test_temperature_zero_is_greedy_acceptance(tree: tuple[list[int], list[int],
     text = [0, tokens[0]]
     paths = [path_to(i, parents) for i in range(len(tokens))]
     logits = torch.stack([model([*text, *(tokens[j] for j in p[1:])]) for p in paths])
-    proposal = Proposal(Tree([p - 1 for p in parents[1:]]), Kind.DETERMINISTIC)
+    proposal = Proposal(Tree([p - 1 for p in parents[1:]]), ProposalKind.DETERMINISTIC)
     path, x = decide_round(logits, tokens, proposal, SamplingParams(), None, SeededDecisions(0, 0))
     assert (path, x) == walk_greedy(logits.numpy().__getitem__, tokens, parents)
 
@@ -206,7 +209,10 @@ def test_a_seed_decides_and_every_position_has_its_own_numbers() -> None:
     params = SamplingParams(temperature=1.0)
     flat = torch.zeros(1, 1000)
     at = [
-        [decide_round(flat, [0], None, params, None, SeededDecisions(s, t)).next_token for t in range(20)]
+        [
+            decide_round(flat, [0], NO_DRAFTS, params, None, SeededDecisions(s, t)).next_token
+            for t in range(20)
+        ]
         for s in (1, 2)
     ]
     assert at[0] != at[1]
@@ -218,9 +224,11 @@ def test_a_large_vocabulary_decides_as_row_by_row() -> None:
     logits = 3 * torch.randn(8, vocab, generator=torch.Generator().manual_seed(9))
     tokens = [0]
     for i in range(8):
-        alone = decide_round(logits[i : i + 1], [tokens[-1]], None, params, None, SeededDecisions(5, 40 + i))
+        alone = decide_round(
+            logits[i : i + 1], [tokens[-1]], NO_DRAFTS, params, None, SeededDecisions(5, 40 + i)
+        )
         tokens.append(alone.next_token)
-    proposal = Proposal(Tree(list(range(-1, 6))), Kind.DETERMINISTIC)
+    proposal = Proposal(Tree(list(range(-1, 6))), ProposalKind.DETERMINISTIC)
     assert decide_round(logits, tokens[:8], proposal, params, None, SeededDecisions(5, 40)) == (
         list(range(8)),
         tokens[8],
@@ -232,26 +240,26 @@ def test_errors_name_the_argument() -> None:
     fork, line = Tree([-1, -1]), Tree([-1, 0])
     rows = torch.full((2, VOCAB), 1 / VOCAB)
 
-    def decide(tokens: list[int], proposal: Proposal | None) -> None:
+    def decide(tokens: list[int], proposal: Proposal) -> None:
         decide_round(logits, tokens, proposal, params, None, SeededDecisions(0, 0))
 
     with pytest.raises(ValueError, match="auto is not exact for a tree of kind WITHOUT_REPLACEMENT"):
-        decide([0, 1, 2], Proposal(fork, Kind.WITHOUT_REPLACEMENT, rows))
+        decide([0, 1, 2], Proposal(fork, ProposalKind.WITHOUT_REPLACEMENT, rows))
     with pytest.raises(ValueError, match=r"draft_probs: got None, want \[R, 9\]"):
-        decide([0, 1, 2], Proposal(line, Kind.IID))
+        decide([0, 1, 2], Proposal(line, ProposalKind.IID))
     with pytest.raises(
         ValueError, match=r"draft_probs: got \[1, 9\] and rows \[0, 1\], want \[R, 9\] with R > 1"
     ):
-        decide([0, 1, 2], Proposal(line, Kind.IID, rows[:1]))
+        decide([0, 1, 2], Proposal(line, ProposalKind.IID, rows[:1]))
     with pytest.raises(ValueError, match=r"draft 1: got token 9, want a token in \[0, 9\)"):
-        decide([0, 1, 9], Proposal(line, Kind.DETERMINISTIC))
+        decide([0, 1, 9], Proposal(line, ProposalKind.DETERMINISTIC))
     with pytest.raises(ValueError, match="tokens: got 3, want the root token and 0 drafts"):
-        decide([0, 1, 2], None)
+        decide([0, 1, 2], NO_DRAFTS)
     with pytest.raises(ValueError, match=r"logits: got \(3, 9\), want \[N, V\] for N = 2"):
-        decide([0, 1], None)
+        decide([0, 1], NO_DRAFTS)
     logits[0, 3] = float("nan")
     with pytest.raises(ValueError, match="positive finite sum"):
-        decide([0, 1, 2], Proposal(line, Kind.DETERMINISTIC))
+        decide([0, 1, 2], Proposal(line, ProposalKind.DETERMINISTIC))
 
 
 EXACT_RULES = {  # name, kind, chain -> the rule; what is missing is an error
@@ -277,17 +285,17 @@ EXACT_RULES = {  # name, kind, chain -> the rule; what is missing is an error
 
 @pytest.mark.parametrize("name", RULES)
 def test_pairing_of_rules_and_proposals(name: str) -> None:
-    for kind in Kind:
+    for kind in ProposalKind:
         for chain in (True, False):
             if name == "typical":
-                assert resolve(name, kind.name, chain) == Typical()
-            elif kind is Kind.DETERMINISTIC:
-                assert resolve(name, kind.name, chain) is AcceptRule.FOLLOW
+                assert resolve_rule(name, kind, chain=chain) == Typical()
+            elif kind is ProposalKind.DETERMINISTIC:
+                assert resolve_rule(name, kind, chain=chain) is AcceptRule.FOLLOW
             elif (name, kind.name, chain) in EXACT_RULES:
-                assert resolve(name, kind.name, chain) is EXACT_RULES[name, kind.name, chain]
+                assert resolve_rule(name, kind, chain=chain) is EXACT_RULES[name, kind.name, chain]
             else:
                 with pytest.raises(ValueError, match=f"{name} is not exact for a tree of kind {kind.name}"):
-                    resolve(name, kind.name, chain)
+                    resolve_rule(name, kind, chain=chain)
     assert RULES[name].lossless == (name != "typical")
     assert ("LOSSY" in RULES[name].description) == (name == "typical")
 
@@ -295,29 +303,27 @@ def test_pairing_of_rules_and_proposals(name: str) -> None:
 def test_pairing_looks_at_rows_topology_and_temperature() -> None:
     q = torch.full((4, VOCAB), 1 / VOCAB)
     fork = Tree([-1, -1, 0])
-    one_row = Proposal(fork, Kind.IID, q, (2, 2, 0))
+    one_row = Proposal(fork, ProposalKind.IID, q, (2, 2, 0))
     for rows in (None, (0, 1, 2)):
         with pytest.raises(ValueError, match=r"k-seq is not exact .* want siblings drawn from one row"):
-            rule_for("k-seq", Proposal(fork, Kind.IID, q[:3], rows))
+            rule_for("k-seq", Proposal(fork, ProposalKind.IID, q[:3], rows))
         for name in ("auto", "speculative", "traversal"):
             with pytest.raises(ValueError, match=f"{name} is not exact .* want siblings that name one row"):
-                rule_for(name, Proposal(fork, Kind.WITHOUT_REPLACEMENT, q[:3], rows))
-        assert rule_for("speculative", Proposal(fork, Kind.IID, q[:3], rows)) is AcceptRule.RECURSIVE
+                rule_for(name, Proposal(fork, ProposalKind.WITHOUT_REPLACEMENT, q[:3], rows))
+        assert rule_for("speculative", Proposal(fork, ProposalKind.IID, q[:3], rows)) is AcceptRule.RECURSIVE
     assert rule_for("k-seq", one_row) is AcceptRule.K_SEQ
     assert rule_for("auto", one_row) is AcceptRule.TRAVERSAL
     assert rule_for("auto", one_row, greedy=True) is AcceptRule.FOLLOW
     assert rule_for("typical", one_row, greedy=True) == Typical()
-    assert rule_for("block", Proposal(Tree([-1, 0]), Kind.IID, q[:2])) is AcceptRule.TRAVERSAL
-    assert rule_for("block", None) is AcceptRule.FOLLOW
-    assert rule_for(Typical(0.5, 0.1), None) == Typical(0.5, 0.1)
+    assert rule_for("block", Proposal(Tree([-1, 0]), ProposalKind.IID, q[:2])) is AcceptRule.TRAVERSAL
+    assert rule_for("block", NO_DRAFTS) is AcceptRule.FOLLOW
+    assert rule_for(Typical(0.5, 0.1), NO_DRAFTS) == Typical(0.5, 0.1)
 
 
 @pytest.mark.parametrize("rule", ["fastest", "Block", "", None, 3, ["auto"]])
 def test_an_unknown_rule_is_named(rule: object) -> None:
     with pytest.raises(ValueError, match=r"acceptance: got .*, want one of auto, speculative, k-seq, block"):
-        resolve(rule, "IID", chain=True)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="kind: got 'SORTED', want one of DETERMINISTIC, IID, WITHOUT"):
-        resolve("auto", "SORTED", chain=True)
+        check_rule(rule)  # type: ignore[arg-type]
 
 
 def test_typical_acceptance_by_hand() -> None:

@@ -177,6 +177,7 @@ def test_command_writes_table_json_and_plot(tmp_path: Path) -> None:
         assert {"speedup", "mean_accepted_length", "acceptance_rate"} <= set(row)
         assert row["tokens_match"] is True
         assert row["speedup"] > 0
+        assert (row["acceptance_share"] is None) == (row["method"] == "reference")
         if row["method"] == BASELINE:
             assert (row["drafter"], row["speedup"], row["mean_accepted_length"]) == (None, 1.0, 1.0)
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -263,6 +264,10 @@ def test_fixed_drafts_do_not_ask_what_pays(tmp_path: Path) -> None:
         (["--acceptance", "block"], "--acceptance: at temperature 0 no rule is at work"),
         (["--temperature", "1", "--drafter", "exit:2", "--draft-tree", "0"], "--draft-tree: got"),
         (["--temperature", "1", "--drafter", "exit:10"], "--drafter: got exit:10, want at most 9"),
+        (["--drafter", "model:nowhere"], "--drafter: model 'nowhere'"),
+        (["--drafter", "ngram,oracle", "--draft-tree", "2"], "--draft-tree: got 2, but only"),
+        (["--drafter", "ngram,exit:2", "--oracle-p", "0.5"], "--oracle-p: got 0.5, but only"),
+        (["--methods", "autoregressive", "--temperature", "1", "--acceptance", "block"], "drafts anything"),
     ],
 )
 def test_rules_and_drafters_are_refused_before_anything_runs(extra: list[str], says: str) -> None:

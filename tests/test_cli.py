@@ -104,7 +104,8 @@ def test_every_method_and_drafter_writes_the_same_greedy_text() -> None:
     assert plain["stats"]["drafted"] == 0
     for drafter in ("ngram", "model:gdn-code", "oracle"):
         for commit in ("deferred", "eager"):
-            args = ("--max-new-tokens", "32", "--drafter", drafter, "--commit", commit, "--oracle-p", "0.8")
+            args = ["--max-new-tokens", "32", "--drafter", drafter, "--commit", commit]
+            args += ["--oracle-p", "0.8"] if drafter == "oracle" else []
             assert _json(PROMPT, *args)["tokens"] == plain["tokens"], (drafter, commit)
 
 
@@ -215,7 +216,7 @@ def test_a_lossy_rule_says_so() -> None:
     assert (record["acceptance"], record["lossless"]) == ("typical", False)
     exact = _json(*args)
     assert (exact["acceptance"], exact["lossless"]) == ("auto", True)
-    assert "lossless" not in _json(PROMPT, *drafting, "--acceptance", "typical")  # greedy: no rule is at work
+    assert "lossless" not in _json(PROMPT, *drafting)  # greedy: no rule is at work
     for rule, words in (("typical", "typical: LOSSY"), ("speculative", "speculative")):
         panel = RUNNER.invoke(app, ["generate", *args, "--acceptance", rule]).stderr
         assert re.search(f"acceptance +{words}", panel)
@@ -227,7 +228,8 @@ def test_a_lossy_rule_says_so() -> None:
         (["generate", "x", "--model", "nowhere"], ["nowhere", "gdn-code"]),
         (["generate", "x", "--method", "magic"], ["--method", "magic", "autoregressive", "specla"]),
         (["generate", "x", "--drafter", "magic"], ["--drafter", "ngram", "model:DIR", "oracle"]),
-        (["generate", "x", "--drafter", "model:nowhere"], ["nowhere"]),
+        (["generate", "x", "--drafter", "model:nowhere"], ["--drafter: model 'nowhere'"]),
+        (["generate", "x", "--drafter", "exit:10"], ["--drafter: got exit:10, want at most 9"]),
         (
             ["generate", "x", "--method", "autoregressive", "--drafter", "ngram"],
             ["--drafter", "autoregressive"],
@@ -268,6 +270,13 @@ def test_a_lossy_rule_says_so() -> None:
             ],
             ["--acceptance: block is not exact", "traversal"],
         ),
+        (["generate", "x", "--acceptance", "block"], ["--acceptance: at temperature 0 no rule is at work"]),
+        (
+            ["generate", "x", "--method", "autoregressive", "--temperature", "1", "--acceptance", "block"],
+            ["--acceptance: got block, but no method here drafts"],
+        ),
+        (["generate", "x", "--draft-tree", "2,2"], ["--draft-tree: got 2,2, but only", "exit:N"]),
+        (["generate", "x", "--oracle-p", "0.5"], ["--oracle-p: got 0.5, but only"]),
         (["generate", "x", "--logprobs", "-1", "--json"], ["--logprobs"]),
         (["generate", "x", "--logprobs", "2"], ["--logprobs", "--json"]),
         (["generate", "x", "--dtype", "float64"], ["--dtype", "float32", "bfloat16"]),

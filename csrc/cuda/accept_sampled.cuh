@@ -1,9 +1,9 @@
 // accept_sampled: a team of blocks decides a sequence. In each block a warp walks the rules of
-// acceptance_rules.h, all of whose lanes go the same way, and orders passes over the rows that the walk comes
-// to. What is known of the tree lies in shared memory, once a block: all blocks of a team walk alike.
+// acceptance_rules.h, all of whose lanes go the same way, and asks for passes over the rows that the walk
+// comes to. What is known of the tree lies in shared memory, once a block: all blocks of a team walk alike.
 #pragma once
 
-#include "accept_walk.cuh"
+#include "draft_nodes.cuh"
 #include "sampling_passes.cuh"
 #include "specdec/acceptance_rules.h"
 
@@ -18,8 +18,9 @@ struct AcceptSampledWork {
 
 // The candidates of a sequence and what is left of the target's rows at them.
 struct SampledTree {
-  // What is left at a node is p, p less what rejected children took, or SpecTr's residual.
-  enum Left : int32_t { kPlain, kResidual, kSpecTr };
+  // What is left at a node is p, p less what rejected children took, or what k-SEQ left when it rejected all
+  // children.
+  enum Left : int32_t { kPlain, kResidual, kKSeq };
   enum Opened : int32_t { kClosed, kOpen, kNoRow };
 
   static int64_t shared_bytes(int64_t N) { return N * (9 * 4 + 5 * 8) + 14 * 16; }
@@ -54,7 +55,7 @@ struct SampledTree {
   Shared<int32_t> parents, first_children, next_siblings;
   Shared<int32_t> draft_rows;  // negative: drawn from no row
   Shared<int32_t> marks, opened, rejected, left_kind;
-  // Of weights; what a child's rejection does to its parent's row, or to a node's own where SpecTr rejects
+  // Of weights; what a child's rejection does to its parent's row, or to a node's own where k-SEQ rejects
   // all of its children; numbers of traversal.
   Shared<double> sum, factor, scale, chance, left;
 
@@ -88,11 +89,11 @@ struct SampledTree {
   }
 };
 
-// Elements of the rules' own; Order::row is the node.
+// Elements of the rules' own; Command::row is the node.
 enum SampledElements : int32_t {
   kLeft = kSourceElements,
-  kDraft,    // the row that the child Order::place was drawn from, without the tokens of elder siblings
-  kOverlap,  // min(q, Order::number p), q the row of the eldest child
+  kDraft,    // the row that the child Command::place was drawn from, without the tokens of elder siblings
+  kOverlap,  // min(q, Command::number p), q the row of the eldest child
 };
 
 // The rows of one sequence.
@@ -109,7 +110,7 @@ class SampledSource {
     return Global<const T>(static_cast<const T*>(p_.logits)) + b_ * p_.stride_b + node * p_.stride_n;
   }
   template <typename Workers>
-  SPECDEC_DEVICE uint64_t pass(const Order&, const RowScale&, Workers&) const {
+  SPECDEC_DEVICE uint64_t pass(const Command&, const RowScale&, Workers&) const {
     return 0;  // none
   }
 
@@ -119,30 +120,30 @@ class SampledSource {
     return tree_.draft_rows.load(child) < 0 ? 0.0 : static_cast<double>(draft_row(child).load(token));
   }
 
-  SPECDEC_DEVICE void elements(const Order& order, const RowScale& scale, int64_t first,
+  SPECDEC_DEVICE void elements(const Command& command, const RowScale& scale, int64_t first,
                                double (&e)[4]) const {
-    const int eldest = tree_.first_children.load(order.row);
-    if (order.elements == kDraft) return remaining(order.place, eldest, first, e);
+    const int eldest = tree_.first_children.load(command.row);
+    if (command.elements == kDraft) return remaining(command.place, eldest, first, e);
     float x[4];
-    Lanes::load(row(order.row), first, p_.V, x);
+    Lanes::load(row(command.row), first, p_.V, x);
     SPECDEC_UNROLL
     for (int k = 0; k < 4; ++k) {
       const int64_t token = first + Lanes::lane_of() + 32 * k;
       e[k] = token < p_.V ? static_cast<double>(scale.probability(x[k], token)) : 0.0;
     }
     double q[4];
-    if (order.elements == kOverlap || tree_.left_kind.load(order.row) == SampledTree::kSpecTr) {
+    if (command.elements == kOverlap || tree_.left_kind.load(command.row) == SampledTree::kKSeq) {
       load_draft(eldest, first, q);
       SPECDEC_UNROLL
       for (int k = 0; k < 4; ++k) {
-        e[k] = order.elements == kOverlap ? smaller(q[k], order.number * e[k])
-                                          : spec_tr(tree_, order.row, e[k], q[k]);
+        e[k] = command.elements == kOverlap ? smaller(q[k], command.number * e[k])
+                                            : k_seq_left(tree_, command.row, e[k], q[k]);
       }
       return;
     }
     int child = eldest, loaded = -2;
     SPECDEC_ROLL
-    for (int i = tree_.rejected.load(order.row); i > 0; --i, child = tree_.next_siblings.load(child)) {
+    for (int i = tree_.rejected.load(command.row); i > 0; --i, child = tree_.next_siblings.load(child)) {
       if (tree_.draft_rows.load(child) != loaded) {  // siblings share a row, most often
         loaded = tree_.draft_rows.load(child);
         remaining(child, eldest, first, q);
@@ -155,7 +156,7 @@ class SampledSource {
   }
 
   SPECDEC_DEVICE static double positive(double x) { return x > 0.0 ? x : 0.0; }
-  SPECDEC_DEVICE static double spec_tr(const SampledTree& tree, int node, double p, double q) {
+  SPECDEC_DEVICE static double k_seq_left(const SampledTree& tree, int node, double p, double q) {
     return positive(p - tree.scale.load(node) * smaller(q, tree.factor.load(node) * p));
   }
 
@@ -194,9 +195,9 @@ class SampledSource {
 template <typename Source>
 class SampledRows {
  public:
-  SPECDEC_DEVICE SampledRows(const SampledTree& tree, const Source& source, const Desk& desk,
+  SPECDEC_DEVICE SampledRows(const SampledTree& tree, const Source& source, const Mailbox& mailbox,
                              const RowTable& table, int64_t V)
-      : tree_(tree), source_(source), desk_(desk), table_(table), control_(desk, table, V) {}
+      : tree_(tree), source_(source), mailbox_(mailbox), table_(table), control_(mailbox, table, V) {}
 
   SPECDEC_DEVICE bool without_replacement() const { return tree_.without_replacement(); }
   SPECDEC_DEVICE int64_t token(int node) const { return tree_.tokens.load(node); }
@@ -233,11 +234,14 @@ class SampledRows {
     });
   }
   SPECDEC_DEVICE void reject_all(int node, double inverse, double share) const {
+    int count = 0;
+    SPECDEC_ROLL
+    for (int child = first_child(node); child >= 0; child = next_sibling(child)) ++count;
     write([&] {
       tree_.factor.store(node, inverse);
       tree_.scale.store(node, share);
-      tree_.rejected.store(node, 1);
-      tree_.left_kind.store(node, SampledTree::kSpecTr);
+      tree_.rejected.store(node, count);
+      tree_.left_kind.store(node, SampledTree::kKSeq);
     });
   }
   SPECDEC_DEVICE void restore(int node) const {
@@ -249,7 +253,7 @@ class SampledRows {
     double left = static_cast<double>(table_.load(node).probability(source_.logit(node, token), token));
     const int kind = tree_.left_kind.load(node);
     int child = first_child(node);
-    if (kind == SampledTree::kSpecTr) return Source::spec_tr(tree_, node, left, source_.q(child, token));
+    if (kind == SampledTree::kKSeq) return Source::k_seq_left(tree_, node, left, source_.q(child, token));
     if (kind == SampledTree::kPlain) return left;
     bool gone = false;
     SPECDEC_ROLL
@@ -281,12 +285,12 @@ class SampledRows {
   SPECDEC_DEVICE int64_t draw(int node, double total, double u) {
     if (summed_ != node || summed_kind_ != tree_.left_kind.load(node) || summed_rejected_ != rejected(node))
       sum_again(node);
-    Order order;
-    order.pass = Pass::kDraw;
-    order.elements = elements_of(node);
-    order.row = node;
-    order.number = u * total;
-    return static_cast<int64_t>(desk_.run(order));
+    Command command;
+    command.pass = Pass::kDraw;
+    command.elements = elements_of(node);
+    command.row = node;
+    command.number = u * total;
+    return static_cast<int64_t>(mailbox_.run(command));
   }
 
   SPECDEC_DEVICE double chance(int node) const { return tree_.chance.load(node); }
@@ -334,14 +338,14 @@ class SampledRows {
                                                              : static_cast<int>(kLeft);
   }
   SPECDEC_DEVICE double make_sum(int elements, int row, int place, double number) {
-    Order order;
-    order.pass = Pass::kSum;
-    order.elements = elements;
-    order.row = row;
-    order.place = place;
-    order.number = number;
+    Command command;
+    command.pass = Pass::kSum;
+    command.elements = elements;
+    command.row = row;
+    command.place = place;
+    command.number = number;
     summed_ = -1;
-    return double_of(desk_.run(order));
+    return double_of(mailbox_.run(command));
   }
   SPECDEC_DEVICE double sum_again(int node) {
     const double sum = make_sum(elements_of(node), node, 0, 0.0);
@@ -357,7 +361,7 @@ class SampledRows {
 
   const SampledTree& tree_;
   const Source& source_;
-  const Desk& desk_;
+  const Mailbox& mailbox_;
   const RowTable& table_;
   RowControl control_;
   int summed_ = -1, summed_kind_ = 0, summed_rejected_ = 0;
@@ -373,7 +377,7 @@ struct AcceptSampled {
   static Launch shape(const Params& p) {
     const int64_t blocks = p.team.blocks();
     return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
-            Team::kSharedBytes + Desk::kSharedBytes + SampledTree::shared_bytes(p.op.N) +
+            Team::kSharedBytes + Mailbox::kSharedBytes + SampledTree::shared_bytes(p.op.N) +
                 RowTable::shared_bytes(p.op.N) + Workers::shared_bytes(p.op.V)};
   }
 
@@ -392,19 +396,19 @@ struct AcceptSampled {
  private:
   SPECDEC_DEVICE static void decide(const AcceptSampledParams& p, Team& team, int64_t b, int length,
                                     SharedArena& shared) {
-    const Desk desk(shared);
+    const Mailbox mailbox(shared);
     const SampledTree tree(p, b, length, shared);
     const RowTable table(RowSettings(p.sampling, b), p.N, shared);
     const Source source(p, b, tree);
     if (is_worker()) {
-      Workers(team, desk, table, source, p.V, shared).work();
+      Workers(team, mailbox, table, source, p.V, shared).work();
       return;
     }
-    SampledRows<Source> rows(tree, source, desk, table, p.V);
+    SampledRows<Source> rows(tree, source, mailbox, table, p.V);
     const Outcome outcome = AcceptanceWalk<SampledRows<Source>>(rows, Global<const uint64_t>(p.seeds).load(b),
                                                                 Global<const int64_t>(p.positions).load(b))
                                 .run(tree.rule);
-    desk.run({});
+    mailbox.run({});
     if (team.rank() != 0) return;
     int taken = 1;
     for (int node = outcome.leaf; node > 0; node = tree.parents.load(node)) ++taken;

@@ -39,7 +39,7 @@ struct DrawTokens {
           node_(Global<const int32_t>(p.nodes).load(r)) {}
 
     SPECDEC_DEVICE Global<const float> row(int) const { return row_; }
-    SPECDEC_DEVICE void elements(const Order&, const RowScale&, int64_t first, double (&e)[4]) const {
+    SPECDEC_DEVICE void elements(const Command&, const RowScale&, int64_t first, double (&e)[4]) const {
       float x[4];
       SegmentLanes<kVector>::load(row_, first, V_, x);
       SPECDEC_UNROLL
@@ -53,10 +53,10 @@ struct DrawTokens {
       return arrival_of(uniform(seed_, position_, RandomStream::kRace, race_of(node_, token)), q);
     }
 
-    // The first to arrive after the token Order::place at the time Order::number.
+    // The first to arrive after the token Command::place at the time Command::number.
     template <typename Workers>
-    SPECDEC_DEVICE uint64_t pass(const Order& order, const RowScale&, Workers& workers) const {
-      const Arrival last{order.number, order.place};
+    SPECDEC_DEVICE uint64_t pass(const Command& command, const RowScale&, Workers& workers) const {
+      const Arrival last{command.number, command.place};
       Arrival best;
       workers.each(row_, [&](int64_t token, float q) {
         if (!(q > 0.0f)) return;
@@ -104,64 +104,64 @@ struct DrawTokens {
 
   static Launch shape(const Params& p) {
     const int64_t blocks = p.team.blocks();
-    return {
-        {blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
-        Team::kSharedBytes + Desk::kSharedBytes + RowTable::shared_bytes(1) + Workers::shared_bytes(p.op.V)};
+    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
+            Team::kSharedBytes + Mailbox::kSharedBytes + RowTable::shared_bytes(1) +
+                Workers::shared_bytes(p.op.V)};
   }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
     Team team(p.team, shared);
-    const Desk desk(shared);
+    const Mailbox mailbox(shared);
     const RowTable table(RowSettings{}, 1, shared);
     const Source source(p.op, team.index());
     if (is_worker()) {
-      Workers(team, desk, table, source, p.op.V, shared).work();
+      Workers(team, mailbox, table, source, p.op.V, shared).work();
     } else {
       const Global<int64_t> tokens = Global<int64_t>(p.op.tokens) + team.index() * p.op.K;
       const auto write = [&](int64_t k, int64_t token) {
         if (team.rank() == 0 && lane() == 0) tokens.store(k, token);
       };
       if (p.op.replacement) {
-        draw(p.op, desk, source, write);
+        draw(p.op, mailbox, source, write);
       } else {
-        race(p.op, desk, source, write);
+        race(p.op, mailbox, source, write);
       }
-      desk.run({});
+      mailbox.run({});
     }
     team.leave();
   }
 
  private:
   template <typename Write>
-  SPECDEC_DEVICE static void draw(const DrawParams& p, const Desk& desk, const Source& source,
+  SPECDEC_DEVICE static void draw(const DrawParams& p, const Mailbox& mailbox, const Source& source,
                                   const Write& write) {
-    Order order;
-    order.elements = kSourceElements;
-    order.pass = Pass::kSum;
-    const double sum = double_of(desk.run(order));
+    Command command;
+    command.elements = kSourceElements;
+    command.pass = Pass::kSum;
+    const double sum = double_of(mailbox.run(command));
     const bool any = sum > 0.0 && sum < static_cast<double>(__builtin_inff());
-    order.pass = Pass::kDraw;
+    command.pass = Pass::kDraw;
     SPECDEC_ROLL
     for (int64_t k = 0; k < p.K; ++k) {
-      order.number = source.draw(k) * sum;
-      write(k, any ? static_cast<int64_t>(desk.run(order)) : -1);
+      command.number = source.draw(k) * sum;
+      write(k, any ? static_cast<int64_t>(mailbox.run(command)) : -1);
     }
   }
 
   template <typename Write>
-  SPECDEC_DEVICE static void race(const DrawParams& p, const Desk& desk, const Source& source,
+  SPECDEC_DEVICE static void race(const DrawParams& p, const Mailbox& mailbox, const Source& source,
                                   const Write& write) {
-    Order order;
-    order.pass = Pass::kOfSource;
-    order.number = -1.0;  // before all
-    order.place = -1;
+    Command command;
+    command.pass = Pass::kOfSource;
+    command.number = -1.0;  // before all
+    command.place = -1;
     bool any = true;
     SPECDEC_ROLL
     for (int64_t k = 0; k < p.K; ++k) {
-      if (any) order.place = static_cast<int>(desk.run(order));
-      any = any && order.place != INT32_MAX;
-      if (any) order.number = source.arrival(order.place, source.row(0).load(order.place));
-      write(k, any ? order.place : -1);
+      if (any) command.place = static_cast<int>(mailbox.run(command));
+      any = any && command.place != INT32_MAX;
+      if (any) command.number = source.arrival(command.place, source.row(0).load(command.place));
+      write(k, any ? command.place : -1);
     }
   }
 };

@@ -61,7 +61,7 @@ struct TeamWorkspace {
 TeamWorkspace accept_sampled_workspace(const AcceptSampledParams& p);
 Status accept_sampled(const AcceptSampledParams& p, const TeamWorkspace& workspace, Stream stream);
 
-// The same of rows.
+// Teams on rows of logits or probabilities. kUnsupported: rows of more than 2^21 tokens.
 TeamWorkspace sampling_probs_workspace(const SamplingProbsParams& p);
 Status sampling_probs(const SamplingProbsParams& p, const TeamWorkspace& workspace, Stream stream);
 TeamWorkspace draw_tokens_workspace(const DrawParams& p);

@@ -57,16 +57,11 @@ struct SegmentLanes {
   }
 };
 
-// A logit's rank, and of equal ones the smaller token first.
-SPECDEC_DEVICE uint64_t greatest_key(float x, int64_t token) {
-  return static_cast<uint64_t>(rank_or_nan(x)) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
-}
-
 // The workers. The source has the rows:
 //   kScaled                                        the table says what makes their elements
 //   Global<const T> row(int)                       a row of logits
-//   void elements(order, scale, first, e)          a lane's of a segment, of elements of its own
-//   uint64_t pass(order, scale, workers)           of its own, with what the workers have for it
+//   void elements(command, scale, first, e)          a lane's of a segment, of elements of its own
+//   uint64_t pass(command, scale, workers)           of its own, with what the workers have for it
 template <typename T, bool kVector, typename Source>
 class RowWorkers {
  public:
@@ -77,9 +72,9 @@ class RowWorkers {
     return (parts_of(V) + 1) * 8 + kBins * kWorkers * 8 + 16;
   }
 
-  SPECDEC_DEVICE RowWorkers(Team& team, const Desk& desk, const RowTable& table, const Source& source,
+  SPECDEC_DEVICE RowWorkers(Team& team, const Mailbox& mailbox, const RowTable& table, const Source& source,
                             int64_t V, SharedArena& shared)
-      : team_(team), desk_(desk), table_(table), source_(source), V_(V), parts_(parts_of(V)) {
+      : team_(team), mailbox_(mailbox), table_(table), source_(source), V_(V), parts_(parts_of(V)) {
     of_parts_ = shared.take<double>(parts_);
     SharedArena again = shared;  // no pass wants both
     columns_ = shared.take<uint64_t>(kBins * kWorkers);
@@ -90,33 +85,33 @@ class RowWorkers {
 
   SPECDEC_DEVICE void work() {
     for (;;) {
-      const Order order = desk_.receive();
+      const Command command = mailbox_.receive();
       // Tokens are chosen before min_p is looked at.
-      const bool choosing = order.pass == Pass::kBins || order.elements == kEquals;
-      const RowScale scale = order.pass == Pass::kEnd || order.pass == Pass::kGreatest || !Source::kScaled
+      const bool choosing = command.pass == Pass::kBins || command.elements == kEquals;
+      const RowScale scale = command.pass == Pass::kEnd || command.pass == Pass::kGreatest || !Source::kScaled
                                  ? RowScale()
-                                 : table_.load(order.row, choosing ? 0.0f : table_.settings.min_p);
+                                 : table_.load(command.row, choosing ? 0.0f : table_.settings.min_p);
       uint64_t result = 0;
-      switch (order.pass) {
+      switch (command.pass) {
         case Pass::kEnd:
           return;
         case Pass::kGreatest:
-          result = find_greatest(order);
+          result = find_greatest(command);
           break;
         case Pass::kBins:
-          fill_bins(order, scale);
+          fill_bins(command, scale);
           break;
         case Pass::kSum:
-          result = bits_of(sum(order, scale));
+          result = bits_of(sum(command, scale));
           break;
         case Pass::kDraw:
-          result = draw(order, scale);
+          result = draw(command, scale);
           break;
         case Pass::kOfSource:
-          result = source_.pass(order, scale, *this);
+          result = source_.pass(command, scale, *this);
           break;
       }
-      desk_.answer(result);
+      mailbox_.answer(result);
     }
   }
 
@@ -146,45 +141,34 @@ class RowWorkers {
   }
 
  private:
-  SPECDEC_DEVICE uint64_t find_greatest(const Order& order) {
+  SPECDEC_DEVICE uint64_t find_greatest(const Command& command) {
     uint64_t greatest = 0;
-    each(source_.row(order.row), [&](int64_t token, float x) {
-      const uint64_t key = greatest_key(x, token);
-      if (key > greatest) greatest = key;
-    });
-    SPECDEC_UNROLL
-    for (int mask = 16; mask > 0; mask /= 2) {
-      const uint64_t other = shuffle_xor_64(greatest, mask);
-      if (other > greatest) greatest = other;
-    }
+    each(source_.row(command.row),
+         [&](int64_t token, float x) { greatest = larger_key(greatest, greatest_key(x, token)); });
+    greatest = largest_of_warp(greatest);
     if (lane() == 0) of_warps_.store(warp(), greatest);
     meet();
     if (thread() == 0) {
-      for (int w = 1; w < kWorkingWarps; ++w) {
-        const uint64_t other = of_warps_.load(w);
-        if (other > greatest) greatest = other;
-      }
+      for (int w = 1; w < kWorkingWarps; ++w) greatest = larger_key(greatest, of_warps_.load(w));
       team_.put(team_.rank(), greatest);
     }
     team_.meet();
-    for (int i = 0; i < team_.size(); ++i) {
-      const uint64_t other = team_.get(i);
-      if (i == 0 || other > greatest) greatest = other;
-    }
+    greatest = 0;
+    for (int i = 0; i < team_.size(); ++i) greatest = larger_key(greatest, team_.get(i));
     return greatest;
   }
 
-  // Into the desk's bins.
-  SPECDEC_DEVICE void fill_bins(const Order& order, const RowScale& scale) {
-    const bool by_mass = order.elements == kWeights;
-    const int above = order.place + kDigit;
+  // Into the mailbox's bins.
+  SPECDEC_DEVICE void fill_bins(const Command& command, const RowScale& scale) {
+    const bool by_mass = command.elements == kWeights;
+    const int above = command.place + kDigit;
     // Each thread has bins of its own: nothing is added to by two.
     SPECDEC_UNROLL
     for (int bin = 0; bin < kBins; ++bin) columns_.store(bin * kWorkers + thread(), 0);
-    each(source_.row(order.row), [&](int64_t token, float x) {
+    each(source_.row(command.row), [&](int64_t token, float x) {
       const uint32_t rank = rank_of(x);
-      if (above < 32 && rank >> above != order.rank >> above) return;
-      const int at = static_cast<int>(rank >> order.place & (kBins - 1)) * kWorkers + thread();
+      if (above < 32 && rank >> above != command.rank >> above) return;
+      const int at = static_cast<int>(rank >> command.place & (kBins - 1)) * kWorkers + thread();
       columns_.store(at, columns_.load(at) + (by_mass ? mass_of(scale.weight(x, token)) : 1));
     });
     meet();
@@ -200,31 +184,31 @@ class RowWorkers {
     if (thread() >= kBins) return;
     uint64_t sum = 0;
     for (int i = 0; i < team_.size(); ++i) sum += team_.get(i * kBins + thread());
-    desk_.bins.store(thread(), sum);
+    mailbox_.bins.store(thread(), sum);
   }
 
-  SPECDEC_DEVICE void elements(const Order& order, const RowScale& scale, int64_t first,
+  SPECDEC_DEVICE void elements(const Command& command, const RowScale& scale, int64_t first,
                                double (&e)[4]) const {
-    if (order.elements >= kSourceElements) return source_.elements(order, scale, first, e);
+    if (command.elements >= kSourceElements) return source_.elements(command, scale, first, e);
     float x[4];
-    Lanes::load(source_.row(order.row), first, V_, x);
+    Lanes::load(source_.row(command.row), first, V_, x);
     SPECDEC_UNROLL
     for (int k = 0; k < 4; ++k) {
       const int64_t token = first + Lanes::lane_of() + 32 * k;
       const float weight = token < V_ ? scale.weight(x[k], token) : 0.0f;
-      e[k] = order.elements == kWeights                     ? static_cast<double>(weight)
-             : weight > 0.0f && rank_of(x[k]) == order.rank ? 1.0
-                                                            : 0.0;
+      e[k] = command.elements == kWeights                     ? static_cast<double>(weight)
+             : weight > 0.0f && rank_of(x[k]) == command.rank ? 1.0
+                                                              : 0.0;
     }
   }
 
   // The sums of the segments of `count` parts, each a team apart.
-  SPECDEC_DEVICE void sum_segments(const Order& order, const RowScale& scale, int part, int count) const {
+  SPECDEC_DEVICE void sum_segments(const Command& command, const RowScale& scale, int part, int count) const {
     SPECDEC_UNROLL_BY(2)
     for (int f = warp(); f < count * kPart; f += kWorkingWarps) {
       const int64_t first = (int64_t{part + f / kPart * team_.size()} * kPart + f % kPart) * kSegment;
       double e[4] = {};
-      if (first < V_) elements(order, scale, first, e);
+      if (first < V_) elements(command, scale, first, e);
       const double of_segment = Lanes::sum(((e[0] + e[1]) + e[2]) + e[3]);
       if (lane() == 0) of_segments_.store(f, of_segment);
     }
@@ -232,12 +216,12 @@ class RowWorkers {
   }
 
   // The sums of the parts stay for a draw.
-  SPECDEC_DEVICE double sum(const Order& order, const RowScale& scale) {
+  SPECDEC_DEVICE double sum(const Command& command, const RowScale& scale) {
     SPECDEC_ROLL
     for (int part = team_.rank(); part < parts_; part += kBatch * team_.size()) {
       const int left = (parts_ - part + team_.size() - 1) / team_.size();
       const int count = left < kBatch ? left : kBatch;
-      sum_segments(order, scale, part, count);
+      sum_segments(command, scale, part, count);
       if (thread() < count) {
         double of_part = 0.0;
         SPECDEC_UNROLL_BY(8)
@@ -254,16 +238,16 @@ class RowWorkers {
     return total;
   }
 
-  SPECDEC_DEVICE uint64_t draw(const Order& order, const RowScale& scale) {
-    double rest = order.number;
+  SPECDEC_DEVICE uint64_t draw(const Command& command, const RowScale& scale) {
+    double rest = command.number;
     const int part = descend([&](int i) { return of_parts_.load(i); }, parts_, rest);
     if (part % team_.size() == team_.rank()) {
-      sum_segments(order, scale, part, 1);
+      sum_segments(command, scale, part, 1);
       const int segment = descend([&](int i) { return of_segments_.load(i); }, kPart, rest);
       const int64_t first = (int64_t{part} * kPart + segment) * kSegment;
       if (warp() == 0) {
         double e[4];
-        elements(order, scale, first, e);
+        elements(command, scale, first, e);
         SPECDEC_UNROLL
         for (int k = 0; k < 4; ++k) of_elements_.store(Lanes::lane_of() + 32 * k, e[k]);
       }
@@ -276,7 +260,7 @@ class RowWorkers {
   }
 
   Team& team_;
-  const Desk& desk_;
+  const Mailbox& mailbox_;
   const RowTable& table_;
   const Source& source_;
   int64_t V_;

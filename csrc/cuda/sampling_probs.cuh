@@ -23,14 +23,14 @@ struct SamplingProbs {
     SPECDEC_DEVICE Global<const T> row(int) const {
       return Global<const T>(static_cast<const T*>(p_.logits)) + r_ * p_.stride;
     }
-    SPECDEC_DEVICE void elements(const Order&, const RowScale&, int64_t, double (&)[4]) const {}
+    SPECDEC_DEVICE void elements(const Command&, const RowScale&, int64_t, double (&)[4]) const {}
 
-    // The probabilities; NaN where the order has a number.
+    // The probabilities; NaN where the command has a number.
     template <typename Workers>
-    SPECDEC_DEVICE uint64_t pass(const Order& order, const RowScale& scale, Workers& workers) const {
+    SPECDEC_DEVICE uint64_t pass(const Command& command, const RowScale& scale, Workers& workers) const {
       const Global<float> probs = Global<float>(p_.probs) + r_ * p_.V;
       workers.each(row(0), [&](int64_t token, float x) {
-        probs.store(token, order.number != 0.0 ? __builtin_nanf("") : scale.probability(x, token));
+        probs.store(token, command.number != 0.0 ? __builtin_nanf("") : scale.probability(x, token));
       });
       return 0;
     }
@@ -43,25 +43,25 @@ struct SamplingProbs {
 
   static Launch shape(const Params& p) {
     const int64_t blocks = p.team.blocks();
-    return {
-        {blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
-        Team::kSharedBytes + Desk::kSharedBytes + RowTable::shared_bytes(1) + Workers::shared_bytes(p.op.V)};
+    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
+            Team::kSharedBytes + Mailbox::kSharedBytes + RowTable::shared_bytes(1) +
+                Workers::shared_bytes(p.op.V)};
   }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
     Team team(p.team, shared);
-    const Desk desk(shared);
+    const Mailbox mailbox(shared);
     const RowTable table(RowSettings(p.op.sampling, team.index()), 1, shared);
     const Source source(p.op, team.index());
     if (is_worker()) {
-      Workers(team, desk, table, source, p.op.V, shared).work();
+      Workers(team, mailbox, table, source, p.op.V, shared).work();
     } else {
       double sum = 0.0;
-      Order order;
-      order.pass = Pass::kOfSource;
-      order.number = RowControl(desk, table, p.op.V).open(0, sum) ? 0.0 : 1.0;
-      desk.run(order);
-      desk.run({});
+      Command command;
+      command.pass = Pass::kOfSource;
+      command.number = RowControl(mailbox, table, p.op.V).open(0, sum) ? 0.0 : 1.0;
+      mailbox.run(command);
+      mailbox.run({});
     }
     team.leave();
   }

@@ -1,5 +1,5 @@
 // Rows of logits to sample from, by a team of blocks: which passes over a row it takes to find the maximum,
-// the tokens that are kept and the sum. Ordered by the block's control warp, made by its workers
+// the tokens that are kept and the sum. Asked for by the block's control warp, made by its workers
 // (sampling_passes.cuh). sampling_math.h says what has to come out, to the bit.
 #pragma once
 
@@ -7,14 +7,6 @@
 #include "specdec/acceptance_params.h"
 
 namespace specdec::cuda {
-
-// The logit that has the rank.
-SPECDEC_DEVICE float logit_of(uint32_t rank) {
-  const uint32_t bits = rank >> 31 ? rank & 0x7fffffffu : ~rank;
-  float logit;
-  __builtin_memcpy(&logit, &bits, sizeof(logit));
-  return logit;
-}
 
 // Of one row, or of all rows of a sequence.
 struct RowSettings {
@@ -90,8 +82,8 @@ enum Elements : int32_t {
 
 constexpr int kDigit = 4, kBins = 1 << kDigit;  // bits of a rank that a pass finds
 
-// What the control warp orders and what comes of it.
-struct Order {
+// A pass that the control warp asks the workers for.
+struct Command {
   Pass pass = Pass::kEnd;
   int elements = kWeights, row = 0;
   int place = 0;        // of kBins the digit's lowest bit; of the source's elements a child
@@ -99,48 +91,49 @@ struct Order {
   double number = 0.0;  // of kDraw, or of the source's elements
 };
 
-class Desk {
+// In it, by shared memory, the control warp leaves a command for the workers, and they their result.
+class Mailbox {
  public:
   static constexpr int kSharedBytes = 32 + 16 + kBins * 8;
 
-  SPECDEC_DEVICE explicit Desk(SharedArena& shared) {
+  SPECDEC_DEVICE explicit Mailbox(SharedArena& shared) {
     words_ = shared.take<int32_t>(8);
     longs_ = shared.take<uint64_t>(2);
     bins = shared.take<uint64_t>(kBins);
   }
 
-  // By the control warp: the result of what it ordered.
-  SPECDEC_DEVICE uint64_t run(const Order& order) const {
+  // By the control warp: the result of the pass it asks for.
+  SPECDEC_DEVICE uint64_t run(const Command& command) const {
     warp_barrier();
     if (lane() == 0) {
-      words_.store(0, static_cast<int32_t>(order.pass));
-      words_.store(1, order.elements);
-      words_.store(2, order.row);
-      words_.store(3, order.place);
-      words_.store(4, static_cast<int32_t>(order.rank));
-      longs_.store(0, bits_of(order.number));
+      words_.store(0, static_cast<int32_t>(command.pass));
+      words_.store(1, command.elements);
+      words_.store(2, command.row);
+      words_.store(3, command.place);
+      words_.store(4, static_cast<int32_t>(command.rank));
+      longs_.store(0, bits_of(command.number));
     }
-    barrier(kOrderBarrier, kSamplingThreads);
-    if (order.pass == Pass::kEnd) return 0;
-    barrier(kOrderBarrier, kSamplingThreads);
+    barrier(kCommandBarrier, kSamplingThreads);
+    if (command.pass == Pass::kEnd) return 0;
+    barrier(kCommandBarrier, kSamplingThreads);
     return longs_.load(1);
   }
 
   // By the workers.
-  SPECDEC_DEVICE Order receive() const {
-    barrier(kOrderBarrier, kSamplingThreads);
-    Order order;
-    order.pass = static_cast<Pass>(words_.load(0));
-    order.elements = words_.load(1);
-    order.row = words_.load(2);
-    order.place = words_.load(3);
-    order.rank = static_cast<uint32_t>(words_.load(4));
-    order.number = double_of(longs_.load(0));
-    return order;
+  SPECDEC_DEVICE Command receive() const {
+    barrier(kCommandBarrier, kSamplingThreads);
+    Command command;
+    command.pass = static_cast<Pass>(words_.load(0));
+    command.elements = words_.load(1);
+    command.row = words_.load(2);
+    command.place = words_.load(3);
+    command.rank = static_cast<uint32_t>(words_.load(4));
+    command.number = double_of(longs_.load(0));
+    return command;
   }
   SPECDEC_DEVICE void answer(uint64_t result) const {
     if (thread() == 0) longs_.store(1, result);
-    barrier(kOrderBarrier, kSamplingThreads);
+    barrier(kCommandBarrier, kSamplingThreads);
   }
 
   Shared<uint64_t> bins;
@@ -153,17 +146,17 @@ class Desk {
 // By the control warp, whose lanes all go the same way.
 class RowControl {
  public:
-  SPECDEC_DEVICE RowControl(const Desk& desk, const RowTable& table, int64_t V)
-      : desk_(desk), table_(table), V_(V) {}
+  SPECDEC_DEVICE RowControl(const Mailbox& mailbox, const RowTable& table, int64_t V)
+      : mailbox_(mailbox), table_(table), V_(V) {}
 
   // Finds what makes the row's elements, and the sum of its weights; false where the row has a NaN or no
   // finite maximum.
   SPECDEC_DEVICE bool open(int row, double& sum_of_weights) const {
-    Order order;
-    order.row = row;
-    order.pass = Pass::kGreatest;
-    const uint64_t greatest = desk_.run(order);
-    const uint32_t rank = static_cast<uint32_t>(greatest >> 32);
+    Command command;
+    command.row = row;
+    command.pass = Pass::kGreatest;
+    const uint64_t greatest = mailbox_.run(command);
+    const uint32_t rank = rank_of_key(greatest);
     const RowSettings& settings = table_.settings;
     RowScale scale;
     if (!is_finite_rank(rank)) {
@@ -174,7 +167,7 @@ class RowControl {
     scale.inverse_t = settings.inverse_t;
     if (settings.top_k == 1) {
       scale.last_rank = rank;
-      scale.last_token = 0xffffffffu - static_cast<uint32_t>(greatest);
+      scale.last_token = token_of_key(greatest);
     }
     store(row, scale);
     const bool some = settings.top_k > 1 && settings.top_k < V_;
@@ -184,8 +177,8 @@ class RowControl {
       choose(row, scale, by_mass != 0);
       store(row, scale);
     }
-    order.pass = Pass::kSum, order.elements = kWeights;
-    sum_of_weights = double_of(desk_.run(order));
+    command.pass = Pass::kSum, command.elements = kWeights;
+    sum_of_weights = double_of(mailbox_.run(command));
     scale.inverse_sum = static_cast<float>(1.0 / sum_of_weights);
     store(row, scale);
     return true;
@@ -201,47 +194,47 @@ class RowControl {
   // Tokens from the greatest logit on, until they are top_k, or until their mass reaches top_p of that of the
   // tokens kept so far: the rank and the token of the last one. The rank is found digit by digit.
   SPECDEC_DEVICE void choose(int row, RowScale& scale, bool by_mass) const {
-    Order order;
-    order.row = row;
-    order.elements = by_mass ? kWeights : kEquals;
-    order.pass = Pass::kBins;
+    Command command;
+    command.row = row;
+    command.elements = by_mass ? kWeights : kEquals;
+    command.pass = Pass::kBins;
     uint64_t goal = static_cast<uint64_t>(table_.settings.top_k);
     uint64_t above = 0, equal = 0;  // in number or mass
     SPECDEC_ROLL
-    for (order.place = 32 - kDigit; order.place >= 0; order.place -= kDigit) {
-      desk_.run(order);
-      if (by_mass && order.place == 32 - kDigit) {
+    for (command.place = 32 - kDigit; command.place >= 0; command.place -= kDigit) {
+      mailbox_.run(command);
+      if (by_mass && command.place == 32 - kDigit) {
         uint64_t total = 0;
         SPECDEC_ROLL
-        for (int bin = 0; bin < kBins; ++bin) total += desk_.bins.load(bin);
+        for (int bin = 0; bin < kBins; ++bin) total += mailbox_.bins.load(bin);
         const float top_p = table_.settings.top_p;
         goal = mass_goal(total, top_p > 0.0f ? top_p : 0.0f);
         if (goal == 0) goal = 1;
       }
       int bin = kBins - 1;
       SPECDEC_ROLL
-      for (; bin > 0 && above + desk_.bins.load(bin) < goal; --bin) above += desk_.bins.load(bin);
-      equal = desk_.bins.load(bin);
-      order.rank |= static_cast<uint32_t>(bin) << order.place;
+      for (; bin > 0 && above + mailbox_.bins.load(bin) < goal; --bin) above += mailbox_.bins.load(bin);
+      equal = mailbox_.bins.load(bin);
+      command.rank |= static_cast<uint32_t>(bin) << command.place;
     }
     // Of equal logits the first so many.
     uint64_t of_each = 1;
-    if (by_mass) of_each = mass_of(weight_of((logit_of(order.rank) - scale.largest) * scale.inverse_t));
+    if (by_mass) of_each = mass_of(weight_of((logit_of(command.rank) - scale.largest) * scale.inverse_t));
     const uint64_t wanted = of_each > 0 ? (goal - above + of_each - 1) / of_each : 0;
     if (wanted * of_each < equal) {
-      order.elements = kEquals;
-      order.pass = Pass::kSum;
-      desk_.run(order);
-      order.pass = Pass::kDraw;
-      order.number = static_cast<double>(wanted) - 1.0;
-      scale.last_token = static_cast<int64_t>(desk_.run(order));
-    } else if (order.rank != scale.last_rank) {
+      command.elements = kEquals;
+      command.pass = Pass::kSum;
+      mailbox_.run(command);
+      command.pass = Pass::kDraw;
+      command.number = static_cast<double>(wanted) - 1.0;
+      scale.last_token = static_cast<int64_t>(mailbox_.run(command));
+    } else if (command.rank != scale.last_rank) {
       scale.last_token = INT64_MAX;
     }
-    scale.last_rank = order.rank;
+    scale.last_rank = command.rank;
   }
 
-  const Desk& desk_;
+  const Mailbox& mailbox_;
   const RowTable& table_;
   int64_t V_;
 };

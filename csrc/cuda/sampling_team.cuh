@@ -7,33 +7,29 @@
 // A block has kWorkers threads that pass over rows, and a warp that decides what they do next.
 #pragma once
 
-#include "primitives.cuh"
-#include "specdec/sampling_math.h"
+#include "greatest_logit.cuh"
 
 namespace specdec::cuda {
 
 constexpr int kMaxTeam = 16;
 constexpr int kTeamBlocks = 128;  // of all teams, where the rows are long enough: one a multiprocessor
-constexpr int kPartElements = kSegment * kPart;
-constexpr int kMaxParts = 256;
+constexpr int kMaxParts = 256;    // whose sums fit in shared memory; no race has longer rows
+static_assert(int64_t{kMaxParts} * kPartElements == int64_t{1} << kRaceTokenBits);
 
 constexpr int kWorkers = 256;
 constexpr int kWorkingWarps = kWorkers / 32;
 constexpr int kSamplingThreads = kWorkers + 32;
-constexpr int kWorkersBarrier = 1, kOrderBarrier = 2;
+constexpr int kWorkersBarrier = 1, kCommandBarrier = 2;
 SPECDEC_DEVICE bool is_worker() { return warp() < kWorkingWarps; }
-
-SPECDEC_HOST_DEVICE int parts_of(int64_t V) {
-  return static_cast<int>((V + kPartElements - 1) / kPartElements);
-}
 
 struct TeamView {
   int64_t teams = 0;
   int size = 1;                // blocks of a team
   int slots = 0;               // numbers that a team can tell at a time
   uint64_t* values = nullptr;  // [teams, 2, slots]
-  int32_t* counters =
-      nullptr;  // tickets, blocks that are done, [teams, size] meetings; zeros before and after
+  // A ticket for each block that starts, the number of blocks that are done, and of every block of every team
+  // the meetings it has come to, [teams, size]. Zeros before and after.
+  int32_t* counters = nullptr;
 
   SPECDEC_HOST_DEVICE int64_t blocks() const { return teams * size; }
   SPECDEC_HOST_DEVICE int64_t values_count() const { return teams * 2 * slots; }
@@ -135,11 +131,6 @@ SPECDEC_DEVICE double double_of(uint64_t bits) {
   double x;
   __builtin_memcpy(&x, &bits, sizeof(x));
   return x;
-}
-
-SPECDEC_DEVICE uint64_t shuffle_xor_64(uint64_t x, int mask) {
-  const uint32_t high = shuffle_xor(static_cast<uint32_t>(x >> 32), mask);
-  return static_cast<uint64_t>(high) << 32 | shuffle_xor(static_cast<uint32_t>(x), mask);
 }
 
 }  // namespace specdec::cuda

@@ -154,6 +154,12 @@ class LayerSpec:
     conv_width: int = 1
 
 
+def path_tensor(paths: Sequence[Sequence[int]]) -> Tensor:
+    """Accepted paths as an operator takes them: int32 [B, P], P at least 1; 0 beyond a path's length."""
+    longest = max(1, max(map(len, paths)))
+    return torch.tensor([[*p, *[0] * (longest - len(p))] for p in paths], dtype=torch.int32)
+
+
 class DecodingCache:
     """The durable memory of a batch of sequences, addressed by slot.
 

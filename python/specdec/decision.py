@@ -16,7 +16,7 @@ from specdec import ops
 from specdec.acceptance import SeededDecisions, SequenceRows, Typical, decide_round, edit_logits, rule_for
 from specdec.acceptance.processing import own_copy
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
-from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind
+from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.ops.acceptance import AcceptRule
 from specdec.sequence import ActiveSequence
 
@@ -88,7 +88,7 @@ def decide_batch(
         proposals: [B] their drafts.
         batch: the drafts below the root tokens.
         logits: float32 [B, N, V], the target's after each node; edited in place.
-        rule: a name in `acceptance.RULES`, or `Typical`.
+        rule: what `acceptance.check_rule` gave: the name of a lossless rule, or `Typical`.
         drafter: its name, for errors.
 
     Raises:
@@ -97,7 +97,7 @@ def decide_batch(
     """
     # A verification sweeps the interpreter out of the caches: every call of torch below is felt.
     raw = [None if s.request.logprobs is None else _unedited(logits[b], s) for b, s in enumerate(sequences)]
-    if not settings.greedy and (rule == "typical" or isinstance(rule, Typical)):
+    if not settings.greedy and isinstance(rule, Typical):
         return [
             _decide_alone(s, p, logits[b, : 1 + len(p.tree)], rule, raw[b])
             for b, (s, p) in enumerate(zip(sequences, proposals, strict=True))
@@ -153,8 +153,6 @@ def _rows(sequence: ActiveSequence, proposal: Proposal) -> SequenceRows | None:
 
 
 def _rule(rule: str | Typical, sequence: ActiveSequence, proposal: Proposal, drafter: str) -> AcceptRule:
-    if proposal.kind is ProposalKind.DETERMINISTIC:
-        return AcceptRule.FOLLOW
     try:
         found = rule_for(rule, proposal, sequence.request.sampling.greedy)
         return cast(AcceptRule, found)  # `Typical` was decided alone

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from specdec._checks import shown
 from specdec._host import MAX_SERIAL_NODES
-from specdec.acceptance import TokenHistory, Typical, resolve, resolve_seed, token_logprobs
+from specdec.acceptance import ProposalKind, TokenHistory, Typical, check_rule, resolve_seed, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.budget import DraftBudget, SequenceBudget
-from specdec.cache import DecodingCache, Round
+from specdec.cache import DecodingCache, Round, path_tensor
 from specdec.decision import BatchSettings, Decided, decide_batch
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
-from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind, batch_proposals
+from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
 from specdec.ops.paths import check_branch
@@ -77,7 +77,7 @@ class Loop:
     ) -> None:
         if commit not in ("deferred", "eager"):
             raise ValueError(f"commit: got {commit!r}, want 'deferred' or 'eager'")
-        resolve(acceptance, ProposalKind.DETERMINISTIC.name, chain=True)
+        rule = check_rule(acceptance)
         if isinstance(model, type) or not hasattr(model, "new_cache"):
             raise TypeError(f"model: got {shown(model)}, want a CausalLM (specdec.load_model gives one)")
         if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "propose")):
@@ -93,7 +93,7 @@ class Loop:
         self.budget = budget or DraftBudget()
         self.statistics = Statistics()
         self.cache = model.new_cache(slots)
-        self.acceptance = acceptance
+        self.acceptance = rule
         self._deferred = commit == "deferred"
         self._observer = observer
         self._free = list(range(slots))[::-1]  # the lowest is taken first
@@ -225,7 +225,7 @@ class Loop:
         self._settle(sorted([*self._active, *sequences], key=lambda s: s.slot))
 
     def _settle(self, active: list[ActiveSequence]) -> None:
-        """Makes what depends on which sequences are active alone."""
+        """Takes these as the active sequences, and makes once what stays as it is until that changes."""
         self._active = active
         self._slots = torch.tensor([s.slot for s in active], dtype=torch.int32)
         self._settings = BatchSettings.of(active)
@@ -389,10 +389,7 @@ class Loop:
 
     def _commit(self, factors: Round, paths: Sequence[Sequence[int]]) -> None:
         lengths = torch.tensor([len(p) for p in paths], dtype=torch.int32)
-        path = None
-        if factors.parents is not None:
-            longest = max(len(p) for p in paths)
-            path = torch.tensor([[*p, *[0] * (longest - len(p))] for p in paths], dtype=torch.int32)  # [B, P]
+        path = None if factors.parents is None else path_tensor(paths)  # [B, P]
         if self._deferred:
             self.cache.defer(factors, path, lengths)
         else:

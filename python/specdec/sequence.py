@@ -25,6 +25,8 @@ class ActiveSequence:
         eos: tokens that end it; empty where the request ignores them.
         shadow: drafts that were made but not thought worth verifying this round. What comes out instead tells
             what they would have been worth. None where drafts were verified or none were made.
+        budget: how much it drafts, where that may not depend on measured times; None where the loop's own
+            budget decides.
     """
 
     index: int

@@ -11,16 +11,17 @@ import numpy as np
 
 from lossless.statistics import Numbers
 from lossless.toys import Drafts, Round, Text, Toy, Walk, drawn_round, fixed_round
-from specdec.acceptance import Accepted, Stream, Typical, categorical, k_seq
-from specdec.acceptance.decisions import Row, Rows, children_of, path_to
+from specdec.acceptance import Stream, Typical, Verdict, categorical, k_seq
+from specdec.acceptance.decisions import Row
 from specdec.acceptance.recursive import walk_recursive
 from specdec.acceptance.traversal import walk_traversal
 from specdec.acceptance.typical import walk_typical
+from specdec.acceptance.walking import Rows, children_of, path_to
 
 
 def resample_from_target(
     p_target: Rows, p_draft: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Any
-) -> Accepted:
+) -> Verdict:
     """Speculative sampling that emits from p after a rejection, not from the residual."""
     path = [0]
     for j in range(1, len(tokens)):
@@ -28,18 +29,18 @@ def resample_from_target(
         if not decide.accept(j - 1, p_target(j - 1)[x], p_draft(j)[x]):
             break
         path.append(j)
-    return Accepted(path, decide.sample(len(path) - 1, p_target(path[-1])))
+    return Verdict(path, decide.sample(len(path) - 1, p_target(path[-1])))
 
 
 def siblings_without_removal(
     p_target: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Any
-) -> Accepted:
+) -> Verdict:
     """Deterministic siblings tested one by one, each against the whole of p, the rejected ones left in it."""
     path = [0]
     for j in range(1, len(tokens)):
         if parents[j] == path[-1] and decide.accept(len(path) - 1, p_target(path[-1])[tokens[j]], 1.0):
             path.append(j)
-    return Accepted(path, decide.sample(len(path) - 1, p_target(path[-1])))
+    return Verdict(path, decide.sample(len(path) - 1, p_target(path[-1])))
 
 
 class _Argmax:
@@ -98,7 +99,7 @@ def k_seq_below(factor: float) -> Walk:
     def small(p: Row, q: Row, k: int) -> float:
         return factor * smallest(p, q, k)
 
-    def walk(*arguments: Any) -> Accepted:
+    def walk(*arguments: Any) -> Verdict:
         with patch.object(k_seq, "smallest_rho", small):
             return k_seq.walk_k_seq(*arguments)
 
@@ -107,7 +108,7 @@ def k_seq_below(factor: float) -> Walk:
 
 def traversal_with_the_parents_chance(
     p_target: Rows, p_draft: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Any
-) -> Accepted:
+) -> Verdict:
     """Traversal whose parents keep their chance when a child is rejected."""
     children, chance, node = children_of(parents), [1.0] * len(parents), 0
     left = {0: p_target(0)}
@@ -122,7 +123,7 @@ def traversal_with_the_parents_chance(
         elif node == 0 or decide.keep(node, chance[node]):
             path = path_to(node, parents)
             weights = left[node] if left[node].any() else p_target(node)
-            return Accepted(path, decide.sample(len(path) - 1, weights))
+            return Verdict(path, decide.sample(len(path) - 1, weights))
         else:
             parent = parents[node]
             weights = np.maximum(chance[parent] * left[parent] - p_draft(node), 0.0)

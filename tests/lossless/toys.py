@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import product
 from typing import Any
 
@@ -17,22 +16,22 @@ import numpy as np
 import torch
 
 from lossless.reference import distribution
-from specdec.acceptance import Accepted, SamplingParams, TokenHistory, Typical, decide_round, process_logits
-from specdec.acceptance.decisions import path_to
+from specdec.acceptance import (
+    ProposalKind,
+    SamplingParams,
+    TokenHistory,
+    Typical,
+    Verdict,
+    decide_round,
+    process_logits,
+)
+from specdec.acceptance.walking import path_to
 
 PROMPT = (2, 0)
 
 Text = tuple[int, ...]
-Walk = Callable[..., Accepted]
+Walk = Callable[..., Verdict]
 Round = Callable[[Text, Any], list[int]]
-
-
-class Kind(Enum):
-    """How a proposal's tokens came about."""
-
-    DETERMINISTIC = 0
-    IID = 1
-    WITHOUT_REPLACEMENT = 2
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Proposal:
     """What a drafter hands to acceptance."""
 
     tree: Tree
-    kind: Kind
+    kind: ProposalKind
     draft_probs: torch.Tensor | None = None
     rows: tuple[int, ...] | None = None
 
@@ -218,7 +217,7 @@ def fixed_round(toy: Toy, drafts: Sequence[int], tokens: Callable[[int], Sequenc
 def proposal_round(
     toy: Toy,
     drafts: Sequence[int],
-    kind: Kind,
+    kind: ProposalKind,
     rule: str | Typical = "auto",
     tokens: Callable[[int], Sequence[int]] | None = None,
 ) -> Round:
@@ -240,7 +239,7 @@ def proposal_round(
             nodes = [text[-1], *tokens(text[-1])]
             proposal = Proposal(Tree(list(drafts)), kind)
         else:
-            drawn = Drafts(toy, text, parents, decide, kind is Kind.IID)
+            drawn = Drafts(toy, text, parents, decide, kind is ProposalKind.IID)
             nodes = [drawn[j] for j in range(len(parents))]
             for j in reversed(eldest):  # rows in another order than nodes
                 rows.setdefault(j, len(rows))

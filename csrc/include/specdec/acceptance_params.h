@@ -61,9 +61,10 @@ struct AcceptSampledParams {
   const void* logits = nullptr;  // [B, N, V] the target's, after node n; whatever edits them is done
   DType dtype = DType::kFloat32;
   int64_t stride_b = 0, stride_n = 0;
-  const float* draft_probs = nullptr;   // [R, V]; null where nothing was drawn
-  const int32_t* draft_rows = nullptr;  // [B, N] the row that a node was drawn from, without replacement:
-                                        // that its eldest sibling was; not read for node 0 and for kFollow
+  const float* draft_probs = nullptr;  // [R, V]; null where nothing was drawn
+  // [B, N] the row that a node was drawn from; siblings drawn without replacement have the row of the eldest.
+  // Not read for node 0, nor under kFollow.
+  const int32_t* draft_rows = nullptr;
   int64_t R = 0, draft_stride = 0;
   const int32_t* rules = nullptr;      // [B] AcceptRule
   SamplingView sampling;               // [B]
@@ -83,13 +84,10 @@ struct SamplingProbsParams {
   float* probs = nullptr;  // [R, V] contiguous; NaN throughout where the row has no finite maximum or a NaN
 };
 
-constexpr int kMaxDraws = 256;       // K
-constexpr int kMaxDrawNodes = 4096;  // of a round whose drafts are drawn
-
-// K tokens of each row, independent or without replacement, from the sequence's DRAFT or RACE stream.
-// Independent, token k passes u = uniform(seed, position, kDraft, draw_of(node, k)) of the row's sum, as
-// acceptance draws from p. Without replacement token x arrives at arrival_of(u, p(x)) with its u of the RACE
-// stream, and the K earliest are taken in their order, of equal ones the smaller token first.
+// K tokens of each row, at most kMaxDraws, independent or without replacement, from the sequence's DRAFT or
+// RACE stream. Independent, token k passes u = uniform(seed, position, kDraft, draw_of(node, k)) of the row's
+// sum, as acceptance draws from p. Without replacement token x arrives at arrival_of(u, p(x)) with its u of
+// the RACE stream, and the K earliest are taken in their order, of equal ones the smaller token first.
 struct DrawParams {
   int64_t R = 0, V = 0, K = 0;
   const float* probs = nullptr;  // [R, V]

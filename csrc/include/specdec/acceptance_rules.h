@@ -1,7 +1,7 @@
 // The rules of acceptance on sampled drafts, written once for every backend. docs/lossless.md states and
 // proves them; specdec/acceptance has them in float64, which is what the proofs run.
 //
-// A backend brings the `Rows` of one sequence. On a GPU the threads of a block make every call together and
+// A backend brings the `Rows` of one sequence. On a GPU the lanes of one warp make every call together and
 // get the same answer, so that all of them walk alike. What is left of the target's row at a node is the row
 // p itself at first; then, for each child that was rejected, p <- max(factor p - scale q, 0) with the row q
 // that the child was drawn from. Without replacement the tokens of elder siblings are zero in q.
@@ -13,7 +13,7 @@
 //   int rejected(node)         how many of its children were, eldest first
 //   int next_child(node)       the eldest that was not
 //   void reject(child, factor, scale)
-//   void reject_all(node, inverse, share)   SpecTr: all children; what is left becomes
+//   void reject_all(node, inverse, share)   k-SEQ: all children; what is left becomes
 //                              max(p - share min(q, inverse p), 0), q the row of the eldest child
 //   void restore(node)         what is left is p again
 //   double p(node, token)      what is left there
@@ -23,9 +23,8 @@
 //   double overlap(node, inverse)   sum of min(q, inverse p), q the row of the eldest child
 //   int64_t draw(node, total, u)   the token at which the cumulative sum of what is left passes u total
 //   double chance(node), left(node); void keep(node, chance, left)   numbers of traversal
-//   int follow(depth, token)   marks the nodes that carry the token below a node marked with depth - 1, node
-//   0
-//                              with 0; the first of them, -1 where there is none
+//   int follow(depth, token)   of the children of nodes at depth - 1 on the walk, those that carry the token
+//                              are on it, too; the first of them, -1 where there is none. Node 0 is at 0
 #pragma once
 
 #include "specdec/acceptance_params.h"
@@ -41,10 +40,10 @@ struct Outcome {
 template <typename Rows>
 class AcceptanceWalk {
  public:
-  SPECDEC_SHARED_MEMBER AcceptanceWalk(Rows& rows, uint64_t seed, int64_t position)
+  SPECDEC_COMMON_MEMBER AcceptanceWalk(Rows& rows, uint64_t seed, int64_t position)
       : rows_(rows), seed_(seed), position_(position) {}
 
-  SPECDEC_SHARED_MEMBER Outcome run(AcceptRule rule) {
+  SPECDEC_COMMON_MEMBER Outcome run(AcceptRule rule) {
     switch (rule) {
       case AcceptRule::kFollow:
         return follow();
@@ -62,7 +61,7 @@ class AcceptanceWalk {
 
  private:
   // One token is drawn from p as plain decoding draws it; the walk goes on into the nodes that carry it.
-  SPECDEC_SHARED_MEMBER Outcome follow() {
+  SPECDEC_COMMON_MEMBER Outcome follow() {
     int node = 0;
     for (int depth = 0;; ++depth) {
       if (!rows_.open(node)) return {node, -1};
@@ -75,7 +74,7 @@ class AcceptanceWalk {
 
   // SpecInfer (arXiv 2305.09781), Sequoia (arXiv 2402.12374): children one by one; with one child speculative
   // sampling (arXiv 2211.17192, 2302.01318).
-  SPECDEC_SHARED_MEMBER Outcome recursive() {
+  SPECDEC_COMMON_MEMBER Outcome recursive() {
     int node = 0;
     for (int depth = 0;; ++depth) {
       if (!rows_.open(node)) return {node, -1};
@@ -97,7 +96,7 @@ class AcceptanceWalk {
   // SpecTr (arXiv 2310.15141): k children, drawn independently from one row, are tested with
   // min(1, p / (rho q)). Exact for every rho at which the residual is not negative; the least of them lies
   // between 1 and k, and the upper end of a bisection is taken.
-  SPECDEC_SHARED_MEMBER Outcome k_seq() {
+  SPECDEC_COMMON_MEMBER Outcome k_seq() {
     constexpr int kBisections = 10;
     int node = 0;
     for (int depth = 0;; ++depth) {
@@ -130,7 +129,7 @@ class AcceptanceWalk {
   // parent, which has become a leaf. The root token is always accepted. Nothing below a chance of zero (a
   // path outside the target's support) can be accepted, and no row is made there, nor of a leaf before it is
   // accepted.
-  SPECDEC_SHARED_MEMBER Outcome traversal() {
+  SPECDEC_COMMON_MEMBER Outcome traversal() {
     int node = 0, depth = 0;
     rows_.keep(0, 1.0, 1.0);
     for (;;) {
@@ -157,19 +156,19 @@ class AcceptanceWalk {
     }
   }
 
-  SPECDEC_SHARED_MEMBER double test(int depth, int rank) const {
+  SPECDEC_COMMON_MEMBER double test(int depth, int rank) const {
     return uniform(seed_, position_ + depth, RandomStream::kAccept, static_cast<uint64_t>(rank));
   }
 
   // A row without its elder siblings' tokens no longer has the sum 1.
-  SPECDEC_SHARED_MEMBER double draft_scale(int child) const {
+  SPECDEC_COMMON_MEMBER double draft_scale(int child) const {
     if (!rows_.without_replacement() || child == rows_.first_child(rows_.parent(child))) return 1.0;
     const double rest = rows_.q_left(child);
     return rest > 0.0 ? 1.0 / rest : 0.0;
   }
 
   // 1 - (1 - x)^k
-  SPECDEC_SHARED_MEMBER static double any_of(int k, double x) {
+  SPECDEC_COMMON_MEMBER static double any_of(int k, double x) {
     double none = 1.0;
     for (int i = 0; i < k; ++i) none = none * (1.0 - x);
     return 1.0 - none;
@@ -177,7 +176,7 @@ class AcceptanceWalk {
 
   // A token of what is left at the node, whose sum `left` is known if a child was rejected. It vanishes only
   // where p equals q up to rounding; there p is its limit.
-  SPECDEC_SHARED_MEMBER int64_t emit(int node, int depth, double left) {
+  SPECDEC_COMMON_MEMBER int64_t emit(int node, int depth, double left) {
     if (!(left > 0.0)) rows_.restore(node);
     const double total = rows_.rejected(node) > 0 && left > 0.0 ? left : rows_.sum(node);
     return rows_.draw(node, total, uniform(seed_, position_ + depth, RandomStream::kSample, 0));

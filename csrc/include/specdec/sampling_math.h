@@ -25,62 +25,86 @@ namespace specdec {
 constexpr int kSegment = 128;  // elements
 constexpr int kLanes = 32;     // of a segment
 constexpr int kPart = 64;      // segments of a part
+constexpr int kPartElements = kSegment * kPart;
+
+SPECDEC_COMMON_FUNCTION int parts_of(int64_t V) {
+  return static_cast<int>((V + kPartElements - 1) / kPartElements);
+}
+
+// What weight_of is made of, for backends that have it on vectors.
+struct WeightOf {
+  static constexpr float kLeast = -87.0f;
+  static constexpr float kRound = 0x1.8p23f;           // adding it leaves round(y) in the low bits
+  static constexpr uint32_t kRoundBits = 0x4b400000u;  // the bits of kRound
+  static constexpr float kInverseLn2 = 0x1.715476p0f;
+  // ln 2 as kLn2 - kLn2Excess: n times the first is exact.
+  static constexpr float kLn2 = 0.693359375f, kLn2Excess = 2.12194440e-4f;
+  static constexpr float kP7 = 1.9875691500e-4f, kP6 = 1.3981999507e-3f, kP5 = 8.3334519073e-3f,
+                         kP4 = 4.1665795894e-2f, kP3 = 1.6666665459e-1f, kP2 = 5.0000001201e-1f;
+};
 
 // e^x for x <= 0 to about two units in the last place; exactly 1 at 0, 0 below -87. x = n ln 2 + r with
 // |r| <= ln(2)/2; e^r by a polynomial of degree 7 (Cephes expf).
-SPECDEC_SHARED_FUNCTION float weight_of(float x) {
-  if (!(x >= -87.0f)) return 0.0f;
-  const float magic = 0x1.8p23f;  // adding it leaves round(y) in the low bits
-  const float shifted = x * 0x1.715476p0f + magic;
-  const float n = shifted - magic;
-  // ln 2 in two parts: n times the first is exact.
-  float r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+SPECDEC_COMMON_FUNCTION float weight_of(float x) {
+  using W = WeightOf;
+  if (!(x >= W::kLeast)) return 0.0f;
+  const float shifted = x * W::kInverseLn2 + W::kRound;
+  const float n = shifted - W::kRound;
+  float r = x - n * W::kLn2;
+  r = r + n * W::kLn2Excess;
+  float p = W::kP7;
+  p = p * r + W::kP6;
+  p = p * r + W::kP5;
+  p = p * r + W::kP4;
+  p = p * r + W::kP3;
+  p = p * r + W::kP2;
   p = p * (r * r) + r;
   p = p + 1.0f;
   uint32_t bits;
   __builtin_memcpy(&bits, &shifted, sizeof(bits));
-  bits = (bits - 0x4b400000u + 127u) << 23;  // 2^n, n from -126 on
+  bits = (bits - W::kRoundBits + 127u) << 23;  // 2^n, n from -126 on
   float scale;
   __builtin_memcpy(&scale, &bits, sizeof(scale));
   return p * scale;
 }
 
 // A weight, at most 1, in units of 2^-40: integers add up alike in every order.
-SPECDEC_SHARED_FUNCTION uint64_t mass_of(float weight) { return static_cast<uint64_t>(weight * 0x1p40f); }
+SPECDEC_COMMON_FUNCTION uint64_t mass_of(float weight) { return static_cast<uint64_t>(weight * 0x1p40f); }
 
 // The mass that a nucleus has to reach.
-SPECDEC_SHARED_FUNCTION uint64_t mass_goal(uint64_t total, float top_p) {
+SPECDEC_COMMON_FUNCTION uint64_t mass_goal(uint64_t total, float top_p) {
   const double goal = static_cast<double>(total) * static_cast<double>(top_p);
   const uint64_t floor = static_cast<uint64_t>(goal);
   return static_cast<double>(floor) < goal ? floor + 1 : floor;
 }
 
 // Logits in the order of numbers as unsigned integers; -0 equals 0.
-SPECDEC_SHARED_FUNCTION uint32_t rank_of(float logit) {
+SPECDEC_COMMON_FUNCTION uint32_t rank_of(float logit) {
   logit += 0.0f;
   uint32_t bits;
   __builtin_memcpy(&bits, &logit, sizeof(bits));
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+// The logit of a rank.
+SPECDEC_COMMON_FUNCTION float logit_of(uint32_t rank) {
+  const uint32_t bits = rank >> 31 ? rank & 0x7fffffffu : ~rank;
+  float logit;
+  __builtin_memcpy(&logit, &bits, sizeof(logit));
+  return logit;
+}
+
 // Above that of every number, which NaN's bits are not.
 constexpr uint32_t kRankOfNaN = 0xffffffffu;
-SPECDEC_SHARED_FUNCTION uint32_t rank_or_nan(float logit) {
+SPECDEC_COMMON_FUNCTION uint32_t rank_or_nan(float logit) {
   return logit != logit ? kRankOfNaN : rank_of(logit);
 }
-SPECDEC_SHARED_FUNCTION bool is_finite_rank(uint32_t rank) {
+SPECDEC_COMMON_FUNCTION bool is_finite_rank(uint32_t rank) {
   return rank > rank_of(-__builtin_inff()) && rank < rank_of(__builtin_inff());
 }
 
 // A temperature so small that its inverse is infinite shares the mass among the largest.
-SPECDEC_SHARED_FUNCTION float inverse_of(float temperature) {
+SPECDEC_COMMON_FUNCTION float inverse_of(float temperature) {
   if (!(temperature > 0.0f)) return 1.0f;
   const float inverse = 1.0f / temperature;
   return inverse < 0x1.fffffep127f ? inverse : 0x1.fffffep127f;
@@ -95,13 +119,13 @@ struct RowScale {
   uint32_t last_rank = 0;          // kept: rank_of greater, or equal and ...
   int64_t last_token = INT64_MAX;  // ... the token at most this
 
-  SPECDEC_SHARED_FUNCTION float weight(float logit, int64_t token) const {
+  SPECDEC_COMMON_FUNCTION float weight(float logit, int64_t token) const {
     const uint32_t rank = rank_of(logit);
     if (rank < last_rank || (rank == last_rank && token > last_token)) return 0.0f;
     const float w = weight_of((logit - largest) * inverse_t);
     return w >= min_weight ? w : 0.0f;
   }
-  SPECDEC_SHARED_FUNCTION float probability(float logit, int64_t token) const {
+  SPECDEC_COMMON_FUNCTION float probability(float logit, int64_t token) const {
     return weight(logit, token) * inverse_sum;
   }
 };
@@ -110,7 +134,7 @@ struct RowScale {
 // Entries without weight are skipped. A level's sums may round apart from its parent's: where the end is
 // reached, the last positive entry is taken, so that a token without weight is never drawn.
 template <typename Entry>
-SPECDEC_SHARED_FUNCTION int descend(const Entry& entry, int count, double& rest) {
+SPECDEC_COMMON_FUNCTION int descend(const Entry& entry, int count, double& rest) {
   int last = 0;
   double sum = 0.0, before_last = 0.0;
   for (int i = 0; i < count; ++i) {
@@ -135,13 +159,16 @@ enum class RandomStream : uint32_t {
   kRace,    // a drafter's draws without replacement, by the position of the round, node and token
 };
 
-constexpr int kRaceTokenBits = 21;
+// A draw is less than 2^33, and its low bits number a node's children or the tokens of a race below it.
+constexpr int kDrawBits = 33, kDraftChildBits = 8, kRaceTokenBits = 21;
+constexpr int kMaxDraws = 1 << kDraftChildBits;                   // independent, below a node
+constexpr int kMaxDrawNodes = 1 << (kDrawBits - kRaceTokenBits);  // of a round whose drafts are drawn
 
 // The number of a drafter's draw k, or of token k in a race, below a node.
-SPECDEC_SHARED_FUNCTION uint64_t draw_of(int32_t node, int64_t k) {
-  return (static_cast<uint64_t>(static_cast<uint32_t>(node)) << 8) + static_cast<uint64_t>(k);
+SPECDEC_COMMON_FUNCTION uint64_t draw_of(int32_t node, int64_t k) {
+  return (static_cast<uint64_t>(static_cast<uint32_t>(node)) << kDraftChildBits) + static_cast<uint64_t>(k);
 }
-SPECDEC_SHARED_FUNCTION uint64_t race_of(int32_t node, int64_t token) {
+SPECDEC_COMMON_FUNCTION uint64_t race_of(int32_t node, int64_t token) {
   return (static_cast<uint64_t>(static_cast<uint32_t>(node)) << kRaceTokenBits) +
          static_cast<uint64_t>(token);
 }
@@ -150,7 +177,7 @@ SPECDEC_SHARED_FUNCTION uint64_t race_of(int32_t node, int64_t token) {
 constexpr int kPhiloxRounds = 10;
 constexpr uint32_t kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;
 
-SPECDEC_SHARED_FUNCTION void philox_round(uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3, uint32_t k0,
+SPECDEC_COMMON_FUNCTION void philox_round(uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3, uint32_t k0,
                                           uint32_t k1) {
   const uint64_t a = static_cast<uint64_t>(c0) * 0xD2511F53u;
   const uint64_t b = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
@@ -161,12 +188,12 @@ SPECDEC_SHARED_FUNCTION void philox_round(uint32_t& c0, uint32_t& c1, uint32_t& 
 }
 
 // The number in [0, 1) of a pair of words.
-SPECDEC_SHARED_FUNCTION double unit_of(uint32_t low, uint32_t high) {
+SPECDEC_COMMON_FUNCTION double unit_of(uint32_t low, uint32_t high) {
   return static_cast<double>((static_cast<uint64_t>(high) << 32 | low) >> 11) * 0x1p-53;
 }
 
 // One of the numbers in [0, 1); two draws share a counter.
-SPECDEC_SHARED_FUNCTION double uniform(uint64_t seed, int64_t position, RandomStream stream, uint64_t draw) {
+SPECDEC_COMMON_FUNCTION double uniform(uint64_t seed, int64_t position, RandomStream stream, uint64_t draw) {
   uint32_t c0 = static_cast<uint32_t>(draw >> 1), c1 = static_cast<uint32_t>(stream);
   uint32_t c2 = static_cast<uint32_t>(position);
   uint32_t c3 = static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32);
@@ -179,7 +206,7 @@ SPECDEC_SHARED_FUNCTION double uniform(uint64_t seed, int64_t position, RandomSt
 
 // -ln(1 - u) for a number of `uniform`, to about two units in the last place. 1 - u = 2^e m with m from
 // sqrt(1/2) to sqrt(2), and ln m = 2 atanh(s) with s = (m - 1) / (m + 1), at most 0.172, by its series.
-SPECDEC_SHARED_FUNCTION double exponential(double u) {
+SPECDEC_COMMON_FUNCTION double exponential(double u) {
   const double x = 1.0 - u;  // exact
   uint64_t bits;
   __builtin_memcpy(&bits, &x, sizeof(bits));
@@ -209,7 +236,7 @@ SPECDEC_SHARED_FUNCTION double exponential(double u) {
 }
 
 // When a token of probability q > 0 arrives in the race.
-SPECDEC_SHARED_FUNCTION double arrival_of(double u, float q) {
+SPECDEC_COMMON_FUNCTION double arrival_of(double u, float q) {
   return exponential(u) / static_cast<double>(q);
 }
 

@@ -49,7 +49,7 @@ def edit_logits(logits: Tensor, sequences: Sequence[SequenceRows | None]) -> Non
     that cannot be reached: below an excluded token, or after one that ends the sequence.
 
     Args:
-        logits: float32 [B, N, V], or [B, V] where N is 1; any strides.
+        logits: float32 [B, N, V] on the CPU, or [B, V] where N is 1; any strides.
         sequences: [B]; rows beyond a sequence's paths are left alone. Tokens of its parameters are in the
             vocabulary (`SamplingParams.check_vocabulary`).
 
@@ -138,14 +138,8 @@ def _call_back(rows: Tensor, sequence: SequenceRows, history: TokenHistory) -> N
 
 def _read(rows: Tensor, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Columns of rows [n, V]."""
-    if rows.device.type == "cpu":
-        return rows.numpy().take(tokens, axis=1)
-    return np.asarray(rows[:, torch.from_numpy(tokens).to(rows.device)].cpu().numpy())
+    return rows.numpy().take(tokens, axis=1)
 
 
 def _write(rows: Tensor, tokens: NDArray[np.int64] | slice, values: NDArray[np.float32] | float) -> None:
-    if rows.device.type == "cpu":
-        rows.numpy()[:, tokens] = values
-    else:
-        columns = tokens if isinstance(tokens, slice) else torch.from_numpy(tokens).to(rows.device)
-        rows[:, columns] = torch.as_tensor(values, dtype=rows.dtype, device=rows.device)
+    rows.numpy()[:, tokens] = values

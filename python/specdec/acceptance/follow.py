@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec.acceptance.decisions import Accepted, Decisions, Rows, path_to
+from specdec.acceptance.decisions import Decisions
+from specdec.acceptance.walking import Rows, Verdict, path_to
 
 
-def walk_follow(p_target: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Decisions) -> Accepted:
+def walk_follow(p_target: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Decisions) -> Verdict:
     """Sampling with deterministic drafts on any tree.
 
     At each node one token is drawn from p as plain decoding would draw it; the walk goes on into the child
@@ -28,5 +29,5 @@ def walk_follow(p_target: Rows, tokens: Sequence[int], parents: Sequence[int], d
         x = decide.sample(depth, p_target(here[0]))
         below = [j for j in range(here[0] + 1, len(tokens)) if tokens[j] == x and parents[j] in here]
         if not below:
-            return Accepted(path_to(here[0], parents), x)
+            return Verdict(path_to(here[0], parents), x)
         here, depth = below, depth + 1

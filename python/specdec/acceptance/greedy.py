@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec.acceptance.decisions import Accepted, Rows, path_to
+from specdec.acceptance.walking import Rows, Verdict, path_to
 
 
-def walk_greedy(p_target: Rows, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
+def walk_greedy(p_target: Rows, tokens: Sequence[int], parents: Sequence[int]) -> Verdict:
     """The longest path on which every token is the argmax at its parent, ties to the smaller token.
 
     Siblings may repeat a token: of several accepted nodes of the greatest depth the one of lowest index is
@@ -22,7 +22,7 @@ def walk_greedy(p_target: Rows, tokens: Sequence[int], parents: Sequence[int]) -
 
     >>> rows = np.eye(10)[[5, 6, 7]]
     >>> walk_greedy(rows.__getitem__, [4, 5, 9], [-1, 0, 1])
-    Accepted(path=[0, 1], next_token=6)
+    Verdict(path=[0, 1], next_token=6)
     """
     depths, best, leaf = {0: 0}, {0: int(np.argmax(p_target(0)))}, 0  # of accepted nodes
     for node in range(1, len(tokens)):
@@ -31,4 +31,4 @@ def walk_greedy(p_target: Rows, tokens: Sequence[int], parents: Sequence[int]) -
             depths[node], best[node] = depths[parent] + 1, int(np.argmax(p_target(node)))
             if depths[node] > depths[leaf]:
                 leaf = node
-    return Accepted(path_to(leaf, parents), best[leaf])
+    return Verdict(path_to(leaf, parents), best[leaf])

@@ -29,23 +29,16 @@ class TokenHistory:
     def __init__(self, vocab_size: int, prompt: Iterable[int] = (), output: Iterable[int] = ()) -> None:
         self.vocab_size = vocab_size
         self._tokens: list[int] = []
-        self._prompt_length = 0
         self._index: dict[int, int] = {}  # token -> its place in the two arrays
         self._ids = np.empty(0, np.int64)  # the arrays have room to grow
         self._counts = np.empty(0, np.float32)
         self._add(prompt, 0.0)
-        self._prompt_length = len(self._tokens)
         self.extend(output)
 
     @property
     def tokens(self) -> Sequence[int]:
         """Prompt and output in order. Not to be written to; it grows."""
         return self._tokens
-
-    @property
-    def output(self) -> Sequence[int]:
-        """The tokens after the prompt."""
-        return self._tokens[self._prompt_length :]
 
     @property
     def index(self) -> dict[int, int]:
@@ -84,7 +77,6 @@ class TokenHistory:
         """The history of a draft node: this one and `tokens`, the node's path with its own token."""
         longer = TokenHistory(self.vocab_size)
         longer._tokens = self._tokens.copy()
-        longer._prompt_length = self._prompt_length
         longer._index = self._index.copy()
         longer._ids, longer._counts = self.seen_ids.copy(), self.output_counts.copy()
         longer.extend(tokens)

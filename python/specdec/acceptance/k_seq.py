@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec.acceptance.decisions import Accepted, Decisions, Row, Rows, children_of, emit, path_to
+from specdec.acceptance.decisions import Decisions, Row
+from specdec.acceptance.walking import Rows, Verdict, children_of, emit, path_to
 
 _BISECTIONS = 10
 
 
 def walk_k_seq(
     p_target: Rows, p_draft: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Decisions
-) -> Accepted:
+) -> Verdict:
     """Each of a node's k children is accepted with probability min(1, p(x) / (rho q(x))), the eldest first.
 
     With beta = sum min(q, p / rho), the chance of one test, and p_acc = 1 - (1 - beta)^k, that of any, the
@@ -47,7 +48,7 @@ def walk_k_seq(
             else:
                 left = residual(p, q, rho, len(below))
         if accepted < 0:
-            return Accepted(path_to(node, parents), emit(decide, depth, left, p))
+            return Verdict(path_to(node, parents), emit(decide, depth, left, p))
         node, depth = accepted, depth + 1
 
 

@@ -1,10 +1,10 @@
 """From logits to the sampled distribution, plainly: what `edit_logits` and `ops.sampling_probs` compute.
 
-The order is repetition, presence and frequency penalty, bias, allowed and banned tokens, the callback; then
-temperature, top-k, top-p, min-p, softmax. Target rows and draft rows go through the same steps with the same
-parameters, before any ratio is taken: the distribution that a drafted token was drawn from *is* the row used
-in its acceptance test. A row's numbers depend on that row alone: processing it with eight others or by itself
-gives the same bits. Rows in float64 stay so, which is what the proofs run on.
+The steps and their order are those of `SamplingParams`. Target rows and draft rows go through the same steps
+with the same parameters, before any ratio is taken: the distribution that a drafted token was drawn from *is*
+the row used in its acceptance test. A row's numbers depend on that row alone: processing it with eight others
+or by itself gives the same bits. Rows in float64 stay so, which is what the proofs run on. All tensors are on
+the CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def edited(logits: Tensor, params: SamplingParams, history: TokenHistory | None 
     """Logits after penalties, bias, masks and callback, [..., V], float32 (float64 if given float64).
 
     Args:
-        logits: [..., V], any float dtype; all rows have the same history.
+        logits: [..., V] on the CPU, any float dtype; all rows have the same history.
         params: the sequence's parameters; what is of no effect here is left out.
         history: the tokens before the rows; needed where `params.contextual`.
 
@@ -82,7 +82,7 @@ def own_copy(rows: Tensor) -> Tensor:
     """A copy of a few rows without a parallel region: torch would wait for a thread that another process
     keeps from running, for longer than the copy takes.
     """
-    return torch.from_numpy(rows.numpy().copy()) if rows.device.type == "cpu" else rows.clone()
+    return torch.from_numpy(rows.numpy().copy())
 
 
 def process_logits(logits: Tensor, params: SamplingParams, history: TokenHistory | None = None) -> Tensor:
@@ -92,7 +92,7 @@ def process_logits(logits: Tensor, params: SamplingParams, history: TokenHistory
     elsewhere.
 
     Args:
-        logits: [..., V], any float dtype; -inf excludes a token. All rows have the same history.
+        logits: [..., V] on the CPU, any float dtype; -inf excludes a token. All rows have the same history.
         params: the sequence's parameters.
         history: the tokens before the rows, those of a draft node's own path included
             (`TokenHistory.with_path`); needed where `params.contextual`.
@@ -157,7 +157,8 @@ def largest(scores: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     """Indices of the `count` largest scores and of all that tie with the last, descending, ties by index."""
     vocab = scores.shape[0]
     if count < vocab:
-        last = np.partition(scores, vocab - count)[vocab - count]
+        # The greatest alone is found several times faster.
+        last = scores.max() if count == 1 else np.partition(scores, vocab - count)[vocab - count]
         few = np.flatnonzero(scores >= last)
     else:
         few = np.arange(vocab)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec.acceptance.decisions import Accepted, Decisions, Rows, children_of, emit, path_to, without
+from specdec.acceptance.decisions import Decisions
+from specdec.acceptance.walking import Rows, Verdict, children_of, emit, path_to, without
 
 
 def walk_recursive(
@@ -22,7 +23,7 @@ def walk_recursive(
     decide: Decisions,
     *,
     replacement: bool = True,
-) -> Accepted:
+) -> Verdict:
     """A child x is accepted with probability min(1, p(x) / q(x)), else p <- norm [p - q]+ and the next child
     of the node is tested; if none is accepted a token of what is left is emitted.
 
@@ -59,5 +60,5 @@ def walk_recursive(
             if not replacement:
                 taken.append(x)
         if accepted < 0:
-            return Accepted(path_to(node, parents), emit(decide, depth, left, p))
+            return Verdict(path_to(node, parents), emit(decide, depth, left, p))
         node, depth = accepted, depth + 1

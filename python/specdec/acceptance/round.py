@@ -10,35 +10,36 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from specdec.acceptance.decisions import Accepted, Decisions, Row, Rows, path_to
+from specdec.acceptance.decisions import Decisions, Row
 from specdec.acceptance.follow import walk_follow
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.k_seq import walk_k_seq
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.processing import process_logits
+from specdec.acceptance.proposal import ProposalLike
 from specdec.acceptance.recursive import walk_recursive
-from specdec.acceptance.rules import ProposalLike, rule_for
+from specdec.acceptance.rules import rule_for
 from specdec.acceptance.traversal import walk_traversal
 from specdec.acceptance.typical import Typical, walk_typical
+from specdec.acceptance.walking import Rows, Verdict, path_to
 from specdec.ops.acceptance import AcceptRule
 
 
 def decide_round(
     logits: Tensor,
     tokens: Sequence[int],
-    proposal: ProposalLike | None,
+    proposal: ProposalLike,
     params: SamplingParams,
     history: TokenHistory | None,
     decide: Decisions,
     rule: str | Typical = "auto",
-) -> Accepted:
+) -> Verdict:
     """Decide one sequence's round: which drafts are kept and which token follows.
 
     Args:
         logits: [N, V], any float dtype, the target's logits after each node; node 0 is the root token.
         tokens: [N] token of each node.
-        proposal: the drafts that make up nodes 1..N-1 (its node j is node j + 1 here); None for a round
-            without drafts.
+        proposal: the drafts that make up nodes 1..N-1 (its node j is node j + 1 here).
         params: the sequence's parameters, those its drafts were drawn with.
         history: what the sequence has seen, the root token included; needed where `params.contextual`.
         decide: the random outcomes.
@@ -55,14 +56,14 @@ def decide_round(
     for i, token in enumerate(nodes[1:]):
         if not 0 <= token < vocab:
             raise ValueError(f"draft {i}: got token {token}, want a token in [0, {vocab})")
-    parents = [-1] if proposal is None else [-1, *(int(j) + 1 for j in proposal.tree.parents)]
+    parents = [-1, *(int(j) + 1 for j in proposal.tree.parents)]
     if len(parents) != len(nodes):
         raise ValueError(f"tokens: got {len(nodes)}, want the root token and {len(parents) - 1} drafts")
     found = rule_for(rule, proposal, params.greedy)
     p_target = _target_rows(logits, nodes, parents, params, history)
     if isinstance(found, Typical):
         return walk_typical(p_target, nodes, parents, decide, found)
-    if proposal is None or found is AcceptRule.FOLLOW:
+    if found is AcceptRule.FOLLOW:
         return walk_follow(p_target, nodes, parents, decide)
     return walk(found, p_target, _draft_rows(proposal, vocab), nodes, parents, decide)
 
@@ -74,7 +75,7 @@ def walk(
     tokens: Sequence[int],
     parents: Sequence[int],
     decide: Decisions,
-) -> Accepted:
+) -> Verdict:
     """The walk of a rule; arguments as the rules have them (`p_draft` is not asked by `FOLLOW`)."""
     if rule is AcceptRule.FOLLOW:
         return walk_follow(p_target, tokens, parents, decide)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec.acceptance.decisions import Accepted, Decisions, Row, Rows, children_of, emit, path_to, without
+from specdec.acceptance.decisions import Decisions, Row
+from specdec.acceptance.walking import Rows, Verdict, children_of, emit, path_to, without
 
 
 def walk_traversal(
@@ -18,7 +19,7 @@ def walk_traversal(
     decide: Decisions,
     *,
     replacement: bool = True,
-) -> Accepted:
+) -> Verdict:
     """A path is accepted as a whole, with the ratio of its joint probabilities, clipped at every node.
 
     The chance of a child x is min(1, chance p(x) / q(x)), p what is left at its parent and `chance` the
@@ -65,7 +66,7 @@ def walk_traversal(
         if node not in left:
             left[node] = np.asarray(p_target(node), np.float64)
         if not below:
-            return Accepted(path_to(node, parents), emit(decide, depth, left[node], p_target(node)))
+            return Verdict(path_to(node, parents), emit(decide, depth, left[node], p_target(node)))
         child = below[0]
         x = tokens[child]
         q = float(draft(child)[x])

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec._checks import check_number
-from specdec.acceptance.decisions import Accepted, Decisions, Rows, path_to
+from specdec.acceptance.decisions import Decisions
+from specdec.acceptance.walking import Rows, Verdict, path_to
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Typical:
 
 def walk_typical(
     p_target: Rows, tokens: Sequence[int], parents: Sequence[int], decide: Decisions, rule: Typical
-) -> Accepted:
+) -> Verdict:
     """The longest path of kept drafts, whose end's row the next token is drawn from. LOSSY.
 
     Args:
@@ -57,4 +58,4 @@ def walk_typical(
             depths[node] = depths[parent] + 1
             if depths[node] > depths[leaf]:
                 leaf = node
-    return Accepted(path_to(leaf, parents), decide.sample(depths[leaf], p_target(leaf)))
+    return Verdict(path_to(leaf, parents), decide.sample(depths[leaf], p_target(leaf)))

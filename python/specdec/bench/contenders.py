@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 
 from specdec.acceptance.params import SamplingParams
-from specdec.acceptance.rules import RULES
 from specdec.generation import Request
 from specdec.methods import DrafterSpec, MethodOptions, build_drafter, get_method
 from specdec.models.base import CausalLM
@@ -35,7 +34,8 @@ class Run:
         rounds: verification rounds, counted per row.
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
-        accept_seconds: what deciding about drafts and choosing tokens took of the time.
+        accept_seconds: what deciding about drafts and choosing tokens took of the time; None where it was not
+            measured apart.
     """
 
     tokens: list[list[int]]
@@ -44,7 +44,7 @@ class Run:
     rounds: int
     drafted: int
     accepted: int
-    accept_seconds: float = 0.0
+    accept_seconds: float | None = None
 
 
 class Contender(Protocol):
@@ -94,8 +94,7 @@ class MethodContender:
         self.drafter = drafter
         self.acceptance: str | None = None
         if drafter is not None and not sampling.greedy:
-            followed = RULES[options.acceptance].lossless and not drafter.draws
-            self.acceptance = FOLLOW if followed else options.acceptance
+            self.acceptance = FOLLOW if drafter.followed(options.acceptance) else options.acceptance
         self._model = model
         self._options = options
         self._sampling = sampling

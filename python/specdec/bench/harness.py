@@ -149,7 +149,7 @@ def _row(
     drafter = m.contender.drafter
     row: dict[str, object] = {
         "method": m.contender.method,
-        "drafter": None if drafter is None else drafter.label.partition(" ")[0],
+        "drafter": None if drafter is None else drafter.name,
         "acceptance": m.contender.acceptance,
         "model": model,
         "batch": batch,
@@ -157,7 +157,7 @@ def _row(
     if drafter is not None and drafter.kind == "oracle":
         row["oracle_p"] = drafter.p
     if drafter is not None and drafter.branching != (1,):
-        row["draft_tree"] = ",".join(map(str, drafter.branching))
+        row["draft_tree"] = drafter.tree
     if kind is not None:
         row["kind"] = kind
     runs = [m.runs[i] for i in chosen]
@@ -174,7 +174,9 @@ def _row(
     row["speedup"] = None if m.mismatches else _geometric_mean(map(median, ratios))
     row["mean_accepted_length"] = sum(r.emitted for r in every) / rounds
     row["acceptance_rate"] = sum(r.accepted for r in every) / drafted if drafted else 0.0
-    row["acceptance_share"] = sum(r.accept_seconds for r in every) / sum(r.seconds for r in every)
+    deciding = [r.accept_seconds for r in every if r.accept_seconds is not None]
+    measured_apart = len(deciding) == len(every)
+    row["acceptance_share"] = sum(deciding) / sum(r.seconds for r in every) if measured_apart else None
     row["tokens_match"] = not m.mismatches if m.compared else None
     return row
 

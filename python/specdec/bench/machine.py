@@ -1,10 +1,11 @@
-"""What a measurement ran on, in one line."""
+"""What a measurement ran on."""
 
 from __future__ import annotations
 
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,14 +30,26 @@ def isa() -> str | None:
     return cpu_isa()
 
 
+def machine() -> dict[str, Any]:
+    """Processor, logical cores, threads, instruction set and torch version, for a JSON file."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": isa(),
+        "torch": torch.__version__,
+    }
+
+
 def describe() -> str:
-    """Processor, logical cores, threads, instruction set and torch version."""
-    threads = torch.get_num_threads()
+    """`machine` in one line."""
+    about = machine()
+    threads = about["threads"]
     parts = [
-        cpu_model(),
-        f"{os.cpu_count()} logical cores",
+        about["cpu"],
+        f"{about['cores']} logical cores",
         "1 thread" if threads == 1 else f"{threads} threads",
-        isa() or "no kernels",
-        f"torch {torch.__version__}",
+        about["isa"] or "no kernels",
+        f"torch {about['torch']}",
     ]
     return ", ".join(parts)

@@ -49,7 +49,7 @@ def table_of(rows: Sequence[Row]) -> Table:
             f"{row['rounds_per_second']:.0f}",
             f"{row['mean_accepted_length']:.2f}",
             f"{row['acceptance_rate']:.0%}" if row["drafter"] is not None else "",
-            f"{row['acceptance_share']:.1%}",
+            f"{row['acceptance_share']:.1%}" if row["acceptance_share"] is not None else "",
             Text("mismatch", style="bold red") if row["speedup"] is None else f"{row['speedup']:.2f}x",
             style="bold" if kind is None else "",
         )

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specdec import __version__
+from specdec._rules import RULES
 from specdec.cli.errors import CommandGroup
 from specdec.methods import DEFAULT_DRAFTER, DRAFTERS, METHODS
 
@@ -43,6 +44,7 @@ def _listed(entries: list[tuple[str, str]]) -> str:
 
 _METHODS = _listed([(name, method.description) for name, method in METHODS.items()])
 _DRAFTERS = _listed(list(DRAFTERS.items()))
+_RULES = _listed([(name, rule.description) for name, rule in RULES.items()])
 
 Model = Annotated[str, typer.Option(help="An embedded model's name, or a directory with a checkpoint.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="Of the activations; the recurrent state is float32.")]
@@ -57,10 +59,7 @@ OracleP = Annotated[
 ]
 Acceptance = Annotated[
     str,
-    typer.Option(
-        help="What decides about drafts that were drawn at random (temperature above 0): auto, speculative, "
-        "k-seq, block, traversal, or typical, which is lossy."
-    ),
+    typer.Option(help=f"What decides about drafts that are drawn at random (temperature above 0). {_RULES}."),
 ]
 DraftTree = Annotated[
     str,
@@ -221,7 +220,9 @@ def bench(
     draft_tree: DraftTree = "1",
     acceptance: Annotated[
         str,
-        typer.Option(help="Comma-separated rules for drafts that are drawn at random (temperature above 0)."),
+        typer.Option(
+            help=f"Comma-separated rules for drafts that are drawn at random (temperature above 0). {_RULES}."
+        ),
     ] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens written for every prompt.")] = 128,
     temperature: Temperature = 0.0,

@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 
 from specdec.acceptance.params import SamplingParams
-from specdec.acceptance.rules import RULES
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, MethodContender, ReferenceContender
 from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
+from specdec.cli.drafting import check_useful
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import progress_bar
 from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_drafter_model
@@ -72,8 +72,8 @@ def run(options: Options) -> int:
         raise as_option(error) from None
     if REFERENCE in methods and not sampling.greedy:
         raise ValueError("--temperature: the method reference decodes greedily, want 0")
-    if sampling.greedy and rules != ["auto"]:
-        raise ValueError("--acceptance: at temperature 0 no rule is at work, want a --temperature above 0")
+    drafting = drafters if any(name in METHODS and METHODS[name].drafts for name in methods) else []
+    check_useful(drafting, sampling, rules, options.draft_tree, options.oracle_p)
     _check_outputs(options)
 
     tokenizer = load_tokenizer(options.model)
@@ -200,9 +200,8 @@ class _Contenders:
                 self._entries.append((name, None, "auto"))
                 continue
             for spec in drafters:
-                used = list(rules)
-                if not spec.draws:  # every lossless rule follows what was not drawn
-                    used = list(dict.fromkeys("auto" if RULES[rule].lossless else rule for rule in rules))
+                # Rules that follow its drafts are one and the same.
+                used = dict.fromkeys("auto" if spec.followed(rule) else rule for rule in rules)
                 self._entries += [(name, spec, rule) for rule in used]
         self._model = load_model(options.model, dtype=self._dtype)
         self._drafter_models: dict[DrafterSpec, CausalLM] = {}
@@ -210,7 +209,7 @@ class _Contenders:
             try:
                 self._drafter_models[spec] = load_drafter_model(spec, self._model, dtype=self._dtype)
             except ValueError as error:
-                raise (as_option(error) if spec.kind == "exit" else error) from None
+                raise as_option(error) from None
         self._reference = None
         if REFERENCE in methods:
             self._reference = ReferenceGatedDeltaNet.from_directory(options.model, self._dtype)

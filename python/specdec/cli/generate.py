@@ -14,8 +14,10 @@ from typing import Literal, TextIO, cast
 
 import torch
 
+from specdec._rules import RULES
 from specdec.acceptance.params import SamplingParams
-from specdec.acceptance.rules import RULES, resolve
+from specdec.acceptance.rules import check_rule
+from specdec.cli.drafting import check_useful
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import Chance, Comparison, print_panel
 from specdec.cli.text import TextWriter
@@ -148,7 +150,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
             banned_tokens=_token_ids("banned_tokens", options.banned_tokens) or (),
             seed=options.seed,
         )
-        resolve(options.acceptance, "DETERMINISTIC", chain=True)
+        check_rule(options.acceptance)
         spec = None
         if method.drafts:
             spec = DrafterSpec.parse(
@@ -162,6 +164,13 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
             )
     except ValueError as error:
         raise as_option(error) from None
+    check_useful(
+        [spec] if spec is not None else [],
+        sampling,
+        [options.acceptance],
+        options.draft_tree,
+        options.oracle_p,
+    )
     if options.logprobs is not None and not options.json:
         raise ValueError("--logprobs: they are part of the JSON, want --json as well")
     if "" in options.stop:
@@ -231,9 +240,12 @@ def _loop(
             sampling = replace(request.sampling, temperature=0.0)
             greedy = Request(request.prompt, request.max_new_tokens, sampling)
             continuations = [(request.prompt, baseline.run([greedy])[0].tokens)]
-        drafter = build_drafter(
-            spec, model, settings, dtype=getattr(torch, options.dtype), continuations=continuations
-        )
+        try:
+            drafter = build_drafter(
+                spec, model, settings, dtype=getattr(torch, options.dtype), continuations=continuations
+            )
+        except ValueError as error:
+            raise as_option(error) from None
     return method.build(model, drafter, settings)
 
 

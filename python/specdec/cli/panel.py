@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from specdec.acceptance.rules import RULES
+from specdec._rules import RULES
 from specdec.generation import Result, Statistics
 
 BAR = 24  # columns of a full bar

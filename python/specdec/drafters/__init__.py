@@ -1,8 +1,9 @@
 """Drafters: where the candidate tokens of a round come from."""
 
+from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
 from specdec.drafters.ngram import NGramDrafter
-from specdec.drafters.proposal import Proposal, ProposalBatch, ProposalKind, batch_proposals
+from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 
 __all__ = [
     "CostlyDrafter",

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec import ops
 from specdec.acceptance.editing import SequenceRows, edit_logits
+from specdec.acceptance.processing import largest
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.base import DraftRequest
 
@@ -56,7 +56,7 @@ def draw_children(logits: Tensor, parents: Sequence[Parent], *, replacement: boo
     smaller token.
 
     Args:
-        logits: float32 [R, V], the drafter's after each parent; edited in place.
+        logits: float32 [R, V] on the CPU, the drafter's after each parent; edited in place.
         parents: [R].
         replacement: whether siblings are drawn independently.
     """
@@ -67,7 +67,9 @@ def draw_children(logits: Tensor, parents: Sequence[Parent], *, replacement: boo
     drawn = [i for i, p in enumerate(parents) if not p.request.sampling.greedy]
     for i, p in enumerate(parents):
         if p.request.sampling.greedy:
-            tokens[i] = _largest(logits[i].numpy(), p.children)
+            scores = logits[i].numpy()
+            best = largest(scores, p.children)[: p.children].tolist()
+            tokens[i] = [t for t in best if scores[t] > -np.inf]
     if not drawn:
         return Children(tokens, None, rows)
     asked = [parents[i] for i in drawn]
@@ -96,15 +98,3 @@ def _draw(probs: Tensor, rows: Sequence[int], parents: Sequence[Parent], race: b
     )
     # The first draws of a row are the same however many are asked for.
     return [found[: p.children] for found, p in zip(tokens.tolist(), asked, strict=True)]
-
-
-def _largest(row: NDArray[np.float32], count: int) -> list[int]:
-    """Tokens of the `count` largest logits, descending, ties to the smaller token; excluded ones never."""
-    if count == 1:
-        best = int(row.argmax())
-        return [best] if row[best] > -np.inf else []
-    some = np.arange(len(row))
-    if count < len(row):
-        some = np.flatnonzero(row >= np.partition(row, len(row) - count)[len(row) - count])
-    best_first = some[np.argsort(-row[some], kind="stable")][:count]
-    return [int(token) for token in best_first if row[token] > -np.inf]

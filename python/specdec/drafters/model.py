@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from specdec._host import MAX_SERIAL_NODES
-from specdec.cache import Steps
+from specdec.acceptance.proposal import ProposalKind
+from specdec.cache import Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draws import Parent, draw_children
-from specdec.drafters.proposal import Proposal, ProposalKind
+from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.models.base import CausalLM
 from specdec.tree import TokenTree
@@ -132,8 +133,7 @@ class ModelDrafter:
             return
         slots = round.slots.tolist()
         paths = [self._slots[s].committed if s in self._slots else [] for s in slots]
-        longest = max(1, max(map(len, paths)))
-        path = torch.tensor([[*p, *[0] * (longest - len(p))] for p in paths], dtype=torch.int32)
+        path = path_tensor(paths)
         lengths = torch.tensor([len(p) for p in paths], dtype=torch.int32)
         if defer_for is not None and list(defer_for) == slots:
             self._cache.defer(round, path, lengths)
@@ -268,8 +268,8 @@ class _Growing:
         self._places: list[int] = [0]  # of the last level: the node of the round, -1 where there is none
 
     def parents_at(self, level: int, ends: frozenset[int]) -> list[Parent]:
-        """The nodes that get children in this level. Nothing follows an end token: that is a matter of the
-        node's own path alone, so rules stay exact.
+        """The nodes that get children in this level; none below an end token, which itself stays drafted, so
+        that rules stay exact (docs/lossless.md, What a drafter may do).
         """
         if level >= len(self.layout):
             return []

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from specdec import _host
 from specdec._checks import check_integer
+from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
-from specdec.drafters.proposal import Proposal, ProposalKind
+from specdec.drafters.proposal import Proposal
 from specdec.tree import TokenTree
 
 _LONGEST = 1 << 20  # far beyond any use, and far from the limits of an int32

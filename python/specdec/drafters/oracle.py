@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterable, Sequence
 
 from specdec._checks import check_integer, check_number
+from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
-from specdec.drafters.proposal import Proposal, ProposalKind
+from specdec.drafters.proposal import Proposal
 from specdec.tree import TokenTree
 
 

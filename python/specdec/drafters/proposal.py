@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.acceptance.proposal import ProposalKind
 from specdec.tree import TokenTree
-
-
-class ProposalKind(Enum):
-    """How the tokens of a proposal came about; the acceptance rule follows from it."""
-
-    DETERMINISTIC = auto()
-    """Chosen, not drawn: the draft distribution is one-hot (n-grams, a greedy drafter)."""
-    IID = auto()
-    """Every child was drawn from its distribution, siblings independently."""
-    WITHOUT_REPLACEMENT = auto()
-    """Siblings were drawn one after the other, in node order, without those drawn before."""
 
 
 @dataclass(frozen=True, slots=True)

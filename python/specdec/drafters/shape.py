@@ -1,4 +1,4 @@
-"""The shape of a drafted tree, fixed before anything is drawn."""
+"""The shape of a drafted tree, by depth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from specdec.tree import MAX_NODES
 class TreeShape:
     """How many children each node of a drafted tree gets, by depth.
 
-    No drawn token has a say in it: a rule is exact only if the draws do not decide which of them are kept.
+    It is the most that is drafted. A drafter may leave out what would hang below a node for what was drawn so
+    far, but never drop what was drawn (docs/lossless.md, What a drafter may do).
 
     Args:
         branching: children of the last emitted token, of each of these, and so on; the last number goes on
@@ -75,6 +76,3 @@ class TreeShape:
 
     def _children(self, depth: int) -> int:
         return self.branching[min(depth, len(self.branching) - 1)]
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.branching))

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specdec._checks import check_number
+from specdec._rules import RULES
 
 if TYPE_CHECKING:
     import torch
 
+    from specdec.acceptance.proposal import ProposalKind
     from specdec.drafters.base import Drafter
     from specdec.loop import Loop
     from specdec.models.base import CausalLM
@@ -150,12 +152,21 @@ class DrafterSpec:
         raise ValueError(f"drafter: got {text!r}, want one of {choices(DRAFTERS)}")
 
     @property
+    def name(self) -> str:
+        """What `parse` reads."""
+        return {"model": f"model:{self.model}", "exit": f"exit:{self.layers}"}.get(self.kind, self.kind)
+
+    @property
+    def tree(self) -> str:
+        """The shape of its drafts as `parse` reads it."""
+        return ",".join(map(str, self.branching))
+
+    @property
     def label(self) -> str:
         """How tables call it; an oracle always shows that it is one, and its p."""
         if self.kind == "oracle":
-            return f"oracle p={self.p:g}"
-        name = {"model": f"model:{self.model}", "exit": f"exit:{self.layers}"}.get(self.kind, self.kind)
-        return name if self.branching == (1,) else f"{name} tree {','.join(map(str, self.branching))}"
+            return f"{self.name} p={self.p:g}"
+        return self.name if self.branching == (1,) else f"{self.name} tree {self.tree}"
 
     @property
     def needs_continuations(self) -> bool:
@@ -173,17 +184,26 @@ class DrafterSpec:
         Raises:
             ValueError: naming the rule and the proposal.
         """
-        from specdec.acceptance.rules import resolve
+        from specdec.acceptance.rules import check_rule, resolve_rule
 
-        kind = "DETERMINISTIC"
-        if self.draws:
-            kind = "IID" if _independent(rule) else "WITHOUT_REPLACEMENT"
-        resolve(rule, kind, chain=set(self.branching) == {1})
+        check_rule(rule)
+        resolve_rule(rule, self.proposes(rule), chain=set(self.branching) == {1})
 
+    def proposes(self, rule: str) -> ProposalKind:
+        """How its drafts come about where the target samples, under a rule of `RULES`. Siblings are drawn
+        independently only for a rule that wants it, as they may repeat.
+        """
+        from specdec.acceptance.proposal import ProposalKind
 
-def _independent(rule: str) -> bool:
-    """Whether siblings are drawn independently: only where the rule asks for it, as they may repeat."""
-    return rule == "k-seq"
+        if not self.draws:
+            return ProposalKind.DETERMINISTIC
+        return ProposalKind.IID if RULES[rule].independent else ProposalKind.WITHOUT_REPLACEMENT
+
+    def followed(self, rule: str) -> bool:
+        """Whether its drafts are followed under a rule of `RULES`, as under every lossless one."""
+        from specdec.acceptance.rules import follows
+
+        return follows(rule, self.proposes(rule))
 
 
 def build_drafter(
@@ -203,7 +223,7 @@ def build_drafter(
         options: of the loop.
         dtype: of a drafter model's activations.
         continuations: (prompt, greedy continuation) of every prompt, for the oracle.
-        model: the drafter's model where it is loaded already; None loads it.
+        model: what `load_drafter_model` gave, where it was called before; None calls it.
 
     Raises:
         ValueError: the drafter's model cannot be had (`load_drafter_model`) or has another vocabulary.
@@ -220,16 +240,12 @@ def build_drafter(
 
     if model is None:
         model = load_drafter_model(spec, target, dtype=dtype)
-    if model.vocab_size != target.vocab_size:
-        raise ValueError(
-            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "
-            f"want the target's {target.vocab_size}"
-        )
+    _check_vocabulary(spec, model, target)
     return ModelDrafter(
         model,
         slots=options.slots,
         branching=spec.branching,
-        replacement=_independent(options.acceptance),
+        replacement=RULES[options.acceptance].independent,
     )
 
 
@@ -237,12 +253,18 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
     """The model that a "model" or "exit" drafter drafts with.
 
     Raises:
-        ValueError: it cannot be read, or the target has no more layers than the exit.
+        ValueError: it cannot be read or has another vocabulary, or the target has no more layers than the
+            exit.
     """
     if spec.kind == "model":
         from specdec.models import load_model
 
-        return load_model(spec.model, dtype=dtype)
+        try:
+            model = load_model(spec.model, dtype=dtype)
+        except ValueError as error:
+            raise ValueError(f"drafter: {error}") from None
+        _check_vocabulary(spec, model, target)
+        return model
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
     if not isinstance(target, GatedDeltaNetForCausalLM):
@@ -253,3 +275,11 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
         )
     return target.first_layers(spec.layers)
+
+
+def _check_vocabulary(spec: DrafterSpec, model: CausalLM, target: CausalLM) -> None:
+    if model.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "
+            f"want the target's {target.vocab_size}"
+        )

@@ -29,8 +29,9 @@ _draw_tokens = operator("draw_tokens")
 class AcceptRule(IntEnum):
     """How sampled acceptance decides a sequence; the numbers are those of the C++ `AcceptRule`.
 
-    The proposal decides which of them are exact: drafts that were not drawn at random want FOLLOW, siblings
-    drawn independently RECURSIVE, K_SEQ or TRAVERSAL, siblings drawn without replacement one of the others.
+    Which of them are exact depends on how the drafts were made. FOLLOW is for drafts that were not drawn at
+    random. RECURSIVE, K_SEQ and TRAVERSAL are for siblings drawn independently, RECURSIVE_WITHOUT_REPLACEMENT
+    and TRAVERSAL_WITHOUT_REPLACEMENT for siblings drawn without replacement.
     """
 
     FOLLOW = 0
@@ -63,6 +64,7 @@ def accept_greedy(
 
     Ties go to the smaller token. Only rows at the end of a right path are looked at. Of several accepted
     nodes of the greatest depth, which siblings with one token give, the one of lowest index is taken.
+    On a GPU N is at most 4096.
 
     Args:
         logits: `[B, N, V]` float32, bfloat16 or float16, the target's after each node; strides of B and N are
@@ -105,7 +107,8 @@ def accept_sampled(
 ) -> Accepted:
     """Sampled acceptance: whatever is drafted, the emitted tokens follow the target's distribution.
 
-    Rows of probabilities are made of `logits` as the decision comes to them.
+    Rows of probabilities are made of `logits` as the decision comes to them. On a GPU N is at most 512 and V
+    at most 2^21.
 
     Args:
         logits: `[B, N, V]` as in `accept_greedy`, penalties and masks applied.
@@ -154,7 +157,7 @@ def sampling_probs(
 
     Kept are, in this order: the `top_k` largest logits; the fewest of those, largest first, whose mass
     reaches `top_p` of theirs; those whose probability is at least `min_p` times the largest one's. Equal
-    logits are ranked by token, the smaller first.
+    logits are ranked by token, the smaller first. On a GPU V is at most 2^21.
 
     Args:
         logits: `[R, V]` float32, bfloat16 or float16; the row stride is free, the last dimension contiguous.
@@ -190,7 +193,7 @@ def draw_tokens(
 
     Args:
         probs: float32 `[R, V]`, non-negative; they need not sum to one. The row stride is free, the last
-            dimension contiguous. V is at most 2^21 without replacement.
+            dimension contiguous. V is at most 2^21 without replacement, and on a GPU.
         count: tokens a row, 1 to 256.
         replacement: whether a token can be drawn twice.
         seeds: int64 `[R]`, the bits of the sequence's seed.

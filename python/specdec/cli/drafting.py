@@ -1,0 +1,39 @@
+"""Options of drafting that `specdec generate` and `specdec bench` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.acceptance.params import SamplingParams
+from specdec.methods import DrafterSpec
+
+
+def check_useful(
+    drafters: Sequence[DrafterSpec],
+    sampling: SamplingParams,
+    rules: Sequence[str],
+    draft_tree: str,
+    oracle_p: float,
+) -> None:
+    """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
+
+    Args:
+        drafters: those that draft, none where no method takes one.
+        sampling: of all requests.
+        rules: what `--acceptance` names.
+        draft_tree: `--draft-tree`.
+        oracle_p: `--oracle-p`.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if list(rules) != ["auto"] and not drafters:
+        raise ValueError(f"--acceptance: got {','.join(rules)}, but no method here drafts anything")
+    if list(rules) != ["auto"] and sampling.greedy:
+        raise ValueError("--acceptance: at temperature 0 no rule is at work, want a --temperature above 0")
+    if draft_tree != "1" and not any(spec.draws for spec in drafters):
+        raise ValueError(
+            f"--draft-tree: got {draft_tree}, but only the drafters model:DIR and exit:N take it"
+        )
+    if oracle_p != 1.0 and not any(spec.kind == "oracle" for spec in drafters):
+        raise ValueError(f"--oracle-p: got {oracle_p:g}, but only the drafter oracle takes it")
