@@ -384,6 +384,9 @@ def test_edits_name_what_is_wrong() -> None:
         edit_logits(torch.zeros(1, 4, dtype=torch.float64), [None])
     with pytest.raises(ValueError, match=r"logits: got torch\.float32 \[4\]"):
         edit_logits(torch.zeros(4), [None])
+    for process in (lambda x: edit_logits(x, [None]), lambda x: process_logits(x, biased)):
+        with pytest.raises(ValueError, match="logits: got a tensor on meta, want one on the CPU"):
+            process(torch.zeros(1, 4, device="meta"))
     with pytest.raises(ValueError, match="sequences: got 2, want 1"):
         edit_logits(torch.zeros(1, 4), [None, None])
     with pytest.raises(ValueError, match=r"sequences\[0\].paths: got 2, want at most 1"):

@@ -25,9 +25,9 @@ from specdec._checks import shown
 from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance import ProposalKind, TokenHistory, Typical, check_rule, resolve_seed, token_logprobs
 from specdec.acceptance.params import SamplingParams
+from specdec.batch_decision import BatchSettings, Decided, decide_batch
 from specdec.budget import DraftBudget, SequenceBudget
 from specdec.cache import DecodingCache, Round, path_tensor
-from specdec.decision import BatchSettings, Decided, decide_batch
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent

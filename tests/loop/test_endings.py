@@ -10,8 +10,8 @@ import torch
 from loop.models import random_model
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
+from specdec.batch_decision import Decided
 from specdec.budget import DraftBudget
-from specdec.decision import Decided
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.oracle import OracleDrafter

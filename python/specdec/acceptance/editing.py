@@ -54,12 +54,14 @@ def edit_logits(logits: Tensor, sequences: Sequence[SequenceRows | None]) -> Non
             vocabulary (`SamplingParams.check_vocabulary`).
 
     Raises:
-        ValueError: a shape or dtype is another, a history is missing, or a callback gave something else than
-            a row of logits.
+        ValueError: a shape, dtype or device is another, a history is missing, or a callback gave something
+            else than a row of logits.
     """
     rows = logits if logits.ndim == 3 else logits.unsqueeze(1)  # [B, N, V]
     if logits.ndim not in (2, 3) or logits.dtype != torch.float32:
         raise ValueError(f"logits: got {logits.dtype} {list(logits.shape)}, want float32 [B, N, V] or [B, V]")
+    if not logits.is_cpu:
+        raise ValueError(f"logits: got a tensor on {logits.device}, want one on the CPU")
     if len(sequences) != len(rows):
         raise ValueError(f"sequences: got {len(sequences)}, want {len(rows)}, one for each row of the batch")
     todo = [(b, s) for b, s in enumerate(sequences) if s is not None and s.params.edited and s.paths]

@@ -31,9 +31,12 @@ def edited(logits: Tensor, params: SamplingParams, history: TokenHistory | None 
         history: the tokens before the rows; needed where `params.contextual`.
 
     Raises:
-        ValueError: the history is missing or has another vocabulary, a token of the parameters is outside the
-            vocabulary, or the callback gave something else than a row of logits.
+        ValueError: the logits are on another device, the history is missing or has another vocabulary, a
+            token of the parameters is outside the vocabulary, or the callback gave something else than a row
+            of logits.
     """
+    if not logits.is_cpu:
+        raise ValueError(f"logits: got a tensor on {logits.device}, want one on the CPU")
     x = logits if logits.dtype == torch.float64 else logits.float()
     if not params.edited:
         return x
