@@ -1,4 +1,8 @@
-"""The law of what the operators emit, by chi-square; tests/ops compares their decisions one by one."""
+"""The operators against the rules that the proofs run: decision by decision, and the law of what they emit.
+
+The rules get the rows that the operators make (`sampling_probs`), in float64; operators and rules then differ
+in the order of sums alone, which no decision of these fixed seeds hangs on.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,33 @@ import torch
 
 from lossless.statistics import ALPHA, chi_square
 from specdec import ops
+from specdec.acceptance import SamplingParams, SeededDecisions
+from specdec.acceptance.round import walk
 from specdec.acceptance.walking import children_of
 from specdec.ops.acceptance import AcceptRule
 
 DRAWN = sorted(set(AcceptRule) - {AcceptRule.FOLLOW})
 WITHOUT_REPLACEMENT = (AcceptRule.RECURSIVE_WITHOUT_REPLACEMENT, AcceptRule.TRAVERSAL_WITHOUT_REPLACEMENT)
 TREES = {
+    "empty": [-1],
     "chain": [-1, 0, 1, 2, 3],
     "star": [-1, 0, 0, 0, 0],
     "binary": [-1, 0, 0, 1, 1, 2, 2],
     "ragged": [-1, 0, 1, 0, 2, 3, 3, 3],
+    "another order": [-1, 0, 0, 2, 1, 2],
 }
+
+
+def int64(values: Sequence[int]) -> torch.Tensor:
+    """The bits of unsigned numbers."""
+    return torch.from_numpy(np.array(values, np.uint64).view(np.int64))
 
 
 class Drafter:
     """Draws a batch of trees of one shape from order-1 logits, level by level, with the operators."""
 
-    def __init__(self, logits: torch.Tensor, replacement: bool) -> None:
-        self._logits, self._replacement = logits, replacement  # logits [V, V]
+    def __init__(self, logits: torch.Tensor, settings: dict[str, torch.Tensor], replacement: bool) -> None:
+        self._logits, self._settings, self._replacement = logits, settings, replacement  # [V, V], of B rows
 
     def draw(
         self, root: torch.Tensor, parents: Sequence[int], seeds: torch.Tensor, positions: torch.Tensor
@@ -39,7 +52,7 @@ class Drafter:
         probs = torch.full((nodes, batch, self._logits.shape[1]), float("nan"))  # by parent
         for parent, below in enumerate(children_of(parents)):
             if below:
-                probs[parent] = q = ops.sampling_probs(self._logits[tokens[:, parent]])
+                probs[parent] = q = ops.sampling_probs(self._logits[tokens[:, parent]], **self._settings)
                 node = torch.full((batch,), parent, dtype=torch.int32)
                 drawn = ops.draw_tokens(
                     q,
@@ -52,6 +65,71 @@ class Drafter:
                 tokens[:, below] = drawn.clamp(min=0)  # none left: a draft of probability zero
         rows = torch.tensor([max(p, 0) for p in parents])[None] * batch + torch.arange(batch)[:, None]
         return tokens, probs.flatten(0, 1), rows.to(torch.int32)
+
+
+SETTINGS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=3),
+    SamplingParams(temperature=1.4, top_p=0.8),
+    SamplingParams(temperature=1.0, min_p=0.2),
+]
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("rule", DRAWN)
+def test_operators_decide_as_the_rules(rule: AcceptRule, tree: str) -> None:
+    batch, vocab, parents = 60, 37, TREES[tree]
+    g = torch.Generator().manual_seed(100 * rule + len(parents))
+    target, draft = 1.5 * torch.randn(2, vocab, vocab, generator=g)
+    target[torch.rand(vocab, vocab, generator=g) < 0.2] = -torch.inf
+    params = [SETTINGS[b % len(SETTINGS)] for b in range(batch)]
+    settings = {
+        "temperature": torch.tensor([p.temperature for p in params]),
+        "top_k": torch.tensor([p.top_k for p in params], dtype=torch.int32),
+        "top_p": torch.tensor([p.top_p for p in params]),
+        "min_p": torch.tensor([p.min_p for p in params]),
+    }
+    seeds = [2**64 - 1 - b for b in range(batch)]
+    positions = torch.arange(batch) * 3
+    root = torch.arange(batch) % vocab
+    independent = rule not in WITHOUT_REPLACEMENT
+    tokens, probs, rows = Drafter(draft, settings, independent).draw(root, parents, int64(seeds), positions)
+    logits = target[tokens]  # [B, N, V]
+    got = ops.accept_sampled(
+        logits,
+        tokens,
+        torch.tensor([parents] * batch, dtype=torch.int32),
+        rules=torch.full((batch,), int(rule), dtype=torch.int32),
+        seeds=int64(seeds),
+        positions=positions,
+        draft_probs=probs,
+        draft_rows=rows,
+        **settings,
+    )
+    some = torch.randperm(batch, generator=g)[: batch // 2]  # in another order, without the others
+    again = ops.accept_sampled(
+        logits[some],
+        tokens[some],
+        torch.tensor([parents] * len(some), dtype=torch.int32),
+        rules=torch.full((len(some),), int(rule), dtype=torch.int32),
+        seeds=int64(seeds)[some],
+        positions=positions[some],
+        draft_probs=probs,
+        draft_rows=rows[some],
+        **{name: value[some] for name, value in settings.items()},
+    )
+    assert all(torch.equal(ours[some], theirs) for ours, theirs in zip(got, again, strict=True))
+    lengths = set()
+    for b in range(batch):
+        every = {name: value[b : b + 1].expand(len(parents)).contiguous() for name, value in settings.items()}
+        p = ops.sampling_probs(logits[b], **every).double().numpy()
+        q = probs[rows[b].long()].double().numpy()
+        decide = SeededDecisions(seeds[b], int(positions[b]))
+        path, x = walk(rule, p.__getitem__, q.__getitem__, tokens[b].tolist(), parents, decide)
+        length = int(got.path_lengths[b])
+        assert (got.path[b, :length].tolist(), int(got.next_token[b])) == (path, x)
+        lengths.add(length)
+    assert tree == "empty" or len(lengths) > 1
 
 
 def emitted(
@@ -74,7 +152,7 @@ def test_pairs_from_the_operators_have_the_law(rule: AcceptRule, tree: str) -> N
     batch, vocab, parents = 100_000, 4, TREES[tree]
     g = torch.Generator().manual_seed(5)
     target, draft = torch.randn(2, vocab, vocab, generator=g)
-    drafter = Drafter(draft, rule not in WITHOUT_REPLACEMENT)
+    drafter = Drafter(draft, {}, rule not in WITHOUT_REPLACEMENT)
     seeds = torch.arange(batch)
 
     def one_round(root: torch.Tensor, position: int) -> np.ndarray:
@@ -108,7 +186,7 @@ def test_pairs_detect_a_rule_for_another_kind() -> None:
     law = torch.softmax(target.double(), -1).numpy() / vocab
     for rule in DRAWN:
         # Siblings that are drawn as the rule does not expect it.
-        drafter = Drafter(draft, replacement=rule in WITHOUT_REPLACEMENT)
+        drafter = Drafter(draft, {}, replacement=rule in WITHOUT_REPLACEMENT)
         tokens, probs, rows = drafter.draw(root, parents, seeds, positions)
         got = ops.accept_sampled(
             target[tokens],

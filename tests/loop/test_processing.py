@@ -88,8 +88,8 @@ def test_every_emitted_token_counts_once(name, model, plain):
     for i, token in enumerate(text):
         logits = model.prefill([[*prompt, *text[:i]]], cache=cache, slots=[0])[0]
         want = np.array(edits(logits.tolist(), params, prompt, text[:i]))
-        # The chunked prefill rounds otherwise than steps do; such logits are alike to 1e-3 here.
-        assert want[token] >= want.max() - 1e-3
+        # The chunked prefill rounds otherwise than steps do, measured: by 5e-6 at most; 20 times that.
+        assert want[token] >= want.max() - 1e-4
     assert len(set(text)) > 3
 
 
