@@ -187,9 +187,6 @@ class SampledRows {
   void restore(int node) { nodes_[node].left_of = Left::kRestored; }
 
   double p(int node, int64_t token) {
-    const Node& n = nodes_[node];
-    // Nothing is stored, nor left, where there was no weight.
-    if (n.left_of == Left::kStored && !(n.row.weights().at(token) > 0.0)) return 0.0;
     return visit_left(node, true, [&](const auto& elements) { return elements.at(token); });
   }
 
@@ -313,7 +310,7 @@ class SampledRows {
       n.wide->reject(before, q, factor, scale, p_.V, n.row.support, parts(node));
     };
     if (n.left_of == Left::kStored) {
-      from(StoredLeft{n.wide->left});
+      from(StoredLeft<T>{n.row.weights(), n.wide->left});
     } else {
       from(n.row.probabilities());
     }
@@ -350,7 +347,7 @@ class SampledRows {
                                  without_replacement() ? tokens_ : nullptr, count});
       }
       case Left::kStored:
-        return f(StoredLeft{n.wide->left});
+        return f(StoredLeft<T>{n.row.weights(), n.wide->left});
       case Left::kKSeq:
         return f(
             OverlapElements<T, true>{n.row.probabilities(), draft_row(n.first_child), n.factor, n.scale});

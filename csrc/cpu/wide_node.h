@@ -11,18 +11,21 @@ namespace specdec::cpu::SPECDEC_ISA {
 // A node with more children than this is wide. Below it making the row again is cheaper than storing it.
 constexpr int kMaxNarrow = 4;
 
-// What is left of a row, as stored.
+// What is left of a row, as stored. Of a row with a list only listed tokens are; nothing is left where there
+// was no weight.
+template <typename T>
 struct StoredLeft {
+  TargetElements<T> weights;
   const double* left = nullptr;  // [V]
 
-  double at(int64_t i) const { return left[i]; }
+  double at(int64_t i) const { return weights.at(i) > 0.0 ? left[i] : 0.0; }
   SPECDEC_INLINE DoublePair pair(int64_t i) const {
     return {Doubles::load(left + i), Doubles::load(left + i + Doubles::kWidth)};
   }
   bool plain(int64_t) const { return true; }
 };
 
-// What one more rejection leaves, which summing stores.
+// What one more rejection leaves, which summing it stores.
 template <typename Before>
 struct NewLeft {
   Before before;
@@ -49,7 +52,7 @@ struct NewLeft {
   }
 };
 
-// Given probabilities without the tokens taken out, which summing stores.
+// Given probabilities without the tokens taken out, which summing them stores.
 struct NewGiven {
   GivenElements given;
   float* copy = nullptr;  // [V]

@@ -170,6 +170,23 @@ class Round {
     EXPECT_EQ(next_token[b], token) << "sequence " << b;
   }
 
+  // The same tree for every sequence, whole but for the last's last node, drafted anew. `far`: every other
+  // sequence's drafts are drawn from rows that have nothing to do with the target's.
+  void grow(const std::vector<int32_t>& of_nodes, bool far) {
+    for (int64_t b = 0; b < B; ++b) {
+      lengths[b] = static_cast<int32_t>(b + 1 < B ? N : N - 1);
+      for (int64_t n = 0; n < lengths[b]; ++n) {
+        parents[b * N + n] = of_nodes[n];
+        if (n > 0) draft_rows[b * N + n] = static_cast<int32_t>(b * N + of_nodes[n]);
+        fill(b, n);
+      }
+    }
+    draft();
+    for (int64_t b = 0; far && b < B; b += 2) {
+      for (int64_t n = 0; n < lengths[b]; ++n) fill(b, n);
+    }
+  }
+
   // --- greedy ---
 
   int64_t argmax(int64_t b, int64_t n) const {

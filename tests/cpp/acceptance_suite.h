@@ -65,6 +65,29 @@ TEST(AcceptSampled, SmallVocabularies) {
   EXPECT_GT(accepted, 20 * TestBackend::kRepeats);
 }
 
+// A star, and wide nodes below a wide one that is come back to, under every rule.
+TEST(AcceptSampled, ManySiblings) {
+  std::vector<int32_t> star(41, 0), bushes{-1, 0, 0, 0, 0, 0, 0, 0};
+  star[0] = -1;
+  for (const int32_t children : {6, 9, 4, 0, 5}) bushes.insert(bushes.end(), children, bushes.size() % 7 + 1);
+  int64_t accepted = 0, rejected = 0;
+  unsigned seed = 0;
+  for (const std::vector<int32_t>& parents : {star, bushes}) {
+    for (int repeat = 0; repeat < TestBackend::kRepeats; ++repeat) {
+      for (const int64_t V : {5, 129, 1000, 8193}) {
+        if (V > TestBackend::kMostV) continue;
+        Round round(V > 1000 ? 6 : 12, static_cast<int64_t>(parents.size()), V, true, DType::kFloat32,
+                    ++seed);
+        round.grow(parents, repeat % 2 == 0);
+        round.check_sampled();
+        for (const int32_t length : round.path_lengths) ++(length > 1 ? accepted : rejected);
+      }
+    }
+  }
+  EXPECT_GT(accepted, 10 * TestBackend::kRepeats);
+  EXPECT_GT(rejected, 10 * TestBackend::kRepeats);
+}
+
 TEST(AcceptSampled, DraftsThatWereNotDrawn) {
   Round round(8, 9, 50, true, DType::kFloat32, 3);
   std::fill(round.rules.begin(), round.rules.end(), 0);

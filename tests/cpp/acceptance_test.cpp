@@ -127,6 +127,14 @@ TEST(SamplingMath, WeightOfIsExp) {
   EXPECT_EQ(weight_of(kNaN), 0.0f);
 }
 
+TEST(SamplingMath, TheInverseOfATemperatureIsNormal) {
+  EXPECT_EQ(inverse_of(0.5f), 2.0f);
+  EXPECT_EQ(inverse_of(0x1p126f), 0x1p-126f);
+  for (const float hot : {0x1p127f, 3e38f, INFINITY}) EXPECT_EQ(inverse_of(hot), 0x1p-126f);
+  for (const float cold : {1e-39f, 1e-45f}) EXPECT_EQ(inverse_of(cold), 0x1.fffffep127f);
+  EXPECT_EQ(inverse_of(0.0f), 1.0f);
+}
+
 TEST(SamplingMath, ExponentialIsMinusLog) {
   std::mt19937_64 rng(1);
   EXPECT_EQ(exponential(0.0), 0.0);
@@ -185,6 +193,11 @@ TEST(AcceptSampled, LongRows) {
     one.set(0, round.settings(b));
     one.draft();
     one.check_sampled();
+    Round wide(1, 13, 40001, true, DType::kFloat32, 70 + static_cast<unsigned>(b));
+    wide.rules = {static_cast<int32_t>(b % 6)};
+    wide.set(0, {});
+    wide.grow({-1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}, true);
+    wide.check_sampled();
   }
 }
 

@@ -58,16 +58,27 @@ def random_tree(g: torch.Generator, B: int, N: int) -> Tensor:
 
 
 def random_round(
-    seed: int, rule: AcceptRule, *, B: int, N: int, V: int, tree: bool, dtype: torch.dtype = torch.float32
+    seed: int,
+    rule: AcceptRule,
+    *,
+    B: int,
+    N: int,
+    V: int,
+    tree: bool | list[int],
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    """Arguments of `accept_sampled` with drafts drawn as the rule wants them; padding is poisoned."""
+    """Arguments of `accept_sampled` with drafts drawn as the rule wants them; padding is poisoned.
+
+    `tree`: the N parents of every sequence, True for trees at random, False for chains.
+    """
     g = torch.Generator().manual_seed(seed)
     logits = random_logits(g, B, N, V, dtype=dtype)
     settings = settings_of(B, seed)
     every = {name: x.repeat_interleave(N) for name, x in settings.items()}
     noise = torch.randn(B, N, V, generator=g) * torch.rand(B, N, 1, generator=g)
     probs = ops.sampling_probs((logits.float() + noise).view(B * N, V), **every)
-    parents = random_tree(g, B, N) if tree else int32([list(range(-1, N - 1))] * B)
+    chain = list(range(-1, N - 1))
+    parents = random_tree(g, B, N) if tree is True else int32([tree or chain] * B)
     tokens = torch.zeros(B, N, dtype=torch.int64)
     rows = torch.full((B, N), 1 << 30, dtype=torch.int32)
     for b in range(B):

@@ -24,6 +24,8 @@ from specdec.ops import Accepted, AcceptRule
 # and times the sum of what the last rejection left: 2^-16 of a whole row.
 NEAR = 2.0**-10
 SIZES = [1, 2, 5, 127, 129, 1000, 4096, 8193, 60]  # V
+STAR = [-1] + [0] * 40
+BUSHES = [-1] + [0] * 7 + [1] * 6 + [2] * 9 + [4] * 3 + [7] * 5  # wide nodes below a wide node
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -42,6 +44,25 @@ def test_decisions_match_float64(backend: Backend, rule: AcceptRule, tree: bool)
         accepted += int((want.path_lengths[far] - 1).clamp(min=0).sum())
     assert near < total / 3  # ever more as V grows
     assert accepted > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [STAR, BUSHES], ids=["star", "bushes"])
+@pytest.mark.parametrize("rule", list(AcceptRule))
+def test_many_siblings(backend: Backend, rule: AcceptRule, shape: list[int]) -> None:
+    rejected = far = 0
+    for i, V in enumerate(backend.some([60, 4096, 5, 300])):
+        case = random_round(i, rule, B=6, N=len(shape), V=V, tree=shape)
+        other = 2 * torch.randn(6, len(shape), V, generator=torch.Generator().manual_seed(i))
+        case["logits"][::2] += other[::2]  # rows that have less to do with the drafts
+        got = backend.accept_sampled(**case)
+        want, margins = accept_with_margins(**case)
+        sure = [b for b in range(6) if margins[b] > NEAR]
+        expect_same(got, want, sure)
+        far += len(sure)
+        rejected += int((got.path_lengths[sure] == 1).sum())
+    assert far > 0
+    assert rejected > 0 or backend.share > 1
 
 
 @pytest.mark.parametrize("backend", COMPILED)
@@ -139,8 +160,10 @@ for i, V in enumerate((5, 129, 1000, 8193, 20000)):
     for replacement in (True, False):
         digest.update(ops.draw_tokens(probs, 3, replacement=replacement, **how).numpy().tobytes())
     for rule in AcceptRule:
-        for x in ops.accept_sampled(**random_round(i, rule, B=6, N=6, V=min(V, 2000), tree=True)):
-            digest.update(x.numpy().tobytes())
+        for tree in (True, [-1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]):
+            N = 6 if tree is True else len(tree)
+            for x in ops.accept_sampled(**random_round(i, rule, B=6, N=N, V=min(V, 2000), tree=tree)):
+                digest.update(x.numpy().tobytes())
 print(ops.cpu_isa(), digest.hexdigest())
 """
 

@@ -13,6 +13,7 @@ from ops.backends import BACKENDS, COMPILED, Backend
 from ops.cases import NAN, int32
 from ops.rounds import DTYPES, gapped, random_logits, settings_of
 from ops.sampling import draw_tokens, row_of
+from specdec import ops
 
 
 def probs_bound(logits: Tensor, want: np.ndarray, temperature: float) -> np.ndarray:
@@ -75,6 +76,18 @@ def test_extreme_settings(backend: Backend) -> None:
     assert narrow.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
     strict = backend.sampling_probs(logits, min_p=torch.ones(3))
     assert strict.tolist() == [[0, 0.5, 0.5, 0], [0.5, 0, 0, 0.5], [1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("V", [3, 600])
+def test_hot_rows_where_subnormal_numbers_are_flushed(V: int) -> None:
+    logits = torch.full((1, V), -math.inf)
+    logits[0, 0] = 0.0
+    torch.set_flush_denormal(True)
+    try:
+        probs = ops.sampling_probs(logits, temperature=torch.tensor([3e38]), top_p=torch.tensor([0.9]))
+    finally:
+        torch.set_flush_denormal(False)
+    assert probs[0].tolist() == [1.0] + [0.0] * (V - 1)
 
 
 def spoil(logits: Tensor, kind: int, at: int) -> None:
