@@ -213,7 +213,7 @@ def test_a_tiny_top_p_is_greedy(model):
 def test_an_inexact_rule_names_drafter_rule_and_kind(model):
     drafter = ModelDrafter(random_model(3), branching=(2,), replacement=True)
     loop = Loop(model, drafter, budget=DraftBudget(6, adaptive=False), acceptance="block")
-    message = "drafter model: acceptance: block is not exact for a tree of kind IID"
+    message = "drafter model: acceptance: block is not exact for a tree drawn independently"
     with pytest.raises(ValueError, match=message):
         loop.run([request(SamplingParams(temperature=1.0, seed=0))])
     greedy = [request(SamplingParams())]  # nothing is drawn, and the rule decides nothing

@@ -76,7 +76,7 @@ def resolve_rule(
         raise _inexact(rule, kind, "siblings that name one row, the one before any token was taken out of it")
     if rule == "k-seq":
         if not iid:
-            raise _inexact(rule, kind, "kind IID")
+            raise _inexact(rule, kind, "siblings drawn independently")
         if not shared:
             raise _inexact(rule, kind, "siblings drawn from one row")
         return AcceptRule.K_SEQ
@@ -86,7 +86,8 @@ def resolve_rule(
 
 
 def _inexact(rule: str, kind: ProposalKind, want: str) -> ValueError:
-    return ValueError(f"acceptance: {rule} is not exact for a tree of kind {kind.name}, want {want}")
+    drawn = "drawn independently" if kind is ProposalKind.IID else "drawn without replacement"
+    return ValueError(f"acceptance: {rule} is not exact for a tree {drawn}, want {want}")
 
 
 def rule_for(rule: str | Typical, proposal: ProposalLike, greedy: bool = False) -> AcceptRule | Typical:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from specdec._rules import is_lossless
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, Run, Tokens
 
 
@@ -151,6 +152,7 @@ def _row(
         "method": m.contender.method,
         "drafter": None if drafter is None else drafter.name,
         "acceptance": m.contender.acceptance,
+        "lossless": is_lossless(m.contender.acceptance),
         "model": model,
         "batch": batch,
     }
