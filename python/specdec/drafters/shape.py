@@ -47,7 +47,8 @@ class TreeShape:
         parts = [part.strip() for part in text.split(",")]
         if not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
             raise ValueError(
-                f"draft_tree: got {text!r}, want numbers of children by depth, 1 to {MAX_NODES}, such as 2,2,1"
+                f"draft_tree: got {text!r}, want numbers of children by depth, 1 to {MAX_NODES}, "
+                "such as 2,2,1"
             )
         return cls([int(part) for part in parts])
 
