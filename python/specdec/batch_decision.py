@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -15,6 +14,7 @@ from torch import Tensor
 from specdec import ops
 from specdec.acceptance import SeededDecisions, SequenceRows, Typical, decide_round, edit_logits, rule_for
 from specdec.acceptance.processing import own_copy
+from specdec.acceptance.round import NoFiniteMaximumError
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.ops.acceptance import AcceptRule
@@ -164,18 +164,18 @@ def _decide_alone(
     sequence: ActiveSequence, proposal: Proposal, logits: Tensor, rule: str | Typical, raw: Tensor | None
 ) -> Decided:
     """A rule without an operator, on rows that are edited when it comes to them."""
-    largest = float(logits.max())
-    if not math.isfinite(largest):
-        raise _not_finite(sequence, largest)
-    path, token = decide_round(
-        logits,
-        [sequence.root, *proposal.tree.tokens],
-        proposal,
-        sequence.request.sampling,
-        sequence.history,
-        SeededDecisions(sequence.result.seed, sequence.position),
-        rule,
-    )
+    try:
+        path, token = decide_round(
+            logits,
+            [sequence.root, *proposal.tree.tokens],
+            proposal,
+            sequence.request.sampling,
+            sequence.history,
+            SeededDecisions(sequence.result.seed, sequence.position),
+            rule,
+        )
+    except NoFiniteMaximumError as error:
+        raise _not_finite(sequence, error.largest) from None
     return Decided(path, token, raw)
 
 
