@@ -4,12 +4,14 @@
 
 A round is one call of the target over N drafts and the root token, without what the drafter costs. Two
 targets: the embedded model gdn-code (V = 4096), and a Gated DeltaNet with random bfloat16 weights at the
-sizes of a small language model with a large vocabulary (V = 150,000). Its logits are flat, as are those of
-gdn-code on random tokens: the dearest case for top-p. Acceptance starts at the logits: softmax, top-k and
-top-p, the rule and the draw of the next token.
-Drafts are drawn from rows near the target's, 8 sets of them; a figure is the median over turns of the mean
-over the sets, model and rules taking turns within one run. Before it is timed, the first set's decisions are
-compared with those of the rule in float64 Python; a difference ends the script.
+sizes of a small language model with a large vocabulary (V = 150,000). gdn-code verifies text: the last tokens
+of the bundled prompts, a path of the tree having the tokens that follow, whatever the sibling. Both verify
+random tokens, after which logits are flat (many tokens are about as likely): the dearest case for top-p.
+Acceptance starts at the logits: softmax, top-k and top-p, the rule and the draw of the next token.
+The drafts it decides about are drawn from rows near the target's, 8 sets of them; a figure is the median over
+turns of the mean over the sets, model and rules taking turns within one run. Before it is
+timed, the first set's decisions are compared with those of the rule in float64 Python; a difference ends the
+script.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from specdec import ops
 from specdec.acceptance import SeededDecisions
 from specdec.acceptance.round import walk
 from specdec.bench.machine import machine
+from specdec.bench.prompts import load_prompts
 from specdec.models.checkpoint import expected_tensors
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
@@ -173,22 +176,40 @@ def seconds_of(function: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def measure(model: GatedDeltaNetForCausalLM, B: int, turns: int) -> Iterator[dict[str, Any]]:
-    """One record for each rule and each of the settings."""
+def random_tokens(vocab: int, B: int) -> list[list[int]]:
+    """B sequences of 24 tokens and a round's."""
     rng = torch.Generator().manual_seed(B)
-    vocab = model.vocab_size
+    return torch.randint(0, vocab, (B, 24 + DRAFTS + 1), generator=rng).tolist()  # type: ignore[no-any-return]
+
+
+def text_tokens(B: int) -> list[list[int]]:
+    """B of the bundled prompts, each of another kind."""
+    prompts = load_prompts()
+    tokenizer = specdec.load_tokenizer("gdn-code")
+    return [tokenizer.encode(prompt.prompt) for prompt in prompts[:: len(prompts) // B][:B]]
+
+
+def measure(
+    model: GatedDeltaNetForCausalLM, sequences: list[list[int]], turns: int
+) -> Iterator[dict[str, Any]]:
+    """One record for each rule and each of the settings; the last tokens of the sequences are verified."""
+    B, N = len(sequences), DRAFTS + 1
     cache = model.new_cache(B)
     slots = list(range(B))
-    prompts = torch.randint(0, vocab, (B, 24), generator=rng).tolist()
-    model.prefill(prompts, cache=cache, slots=slots)
+    model.prefill([tokens[:-N] for tokens in sequences], cache=cache, slots=slots)
     slot_tensor = torch.tensor(slots, dtype=torch.int32)
-    inputs = torch.randint(0, vocab, (B, DRAFTS + 1), generator=rng)
+    chain = torch.tensor([tokens[-N:] for tokens in sequences])
     tree = torch.tensor([TREE] * B, dtype=torch.int32)
+    depths = [0] * N
+    for n in range(1, N):
+        depths[n] = depths[TREE[n]] + 1
 
-    def verify(parents: Tensor | None) -> Tensor:
-        return model.forward(inputs, cache=cache, slots=slot_tensor, parents=parents)[0]
+    def verify(shape: str) -> Tensor:
+        if shape == "chain":
+            return model.forward(chain, cache=cache, slots=slot_tensor)[0]
+        return model.forward(chain[:, depths], cache=cache, slots=slot_tensor, parents=tree)[0]
 
-    logits = {"tree": verify(tree), "chain": verify(None)}
+    logits = {shape: verify(shape) for shape in ("tree", "chain")}
     for name, settings in SETTINGS.items():
         for rule_name, (rule, parents) in RULES.items():
             shape = "chain" if parents is CHAIN else "tree"
@@ -196,7 +217,7 @@ def measure(model: GatedDeltaNetForCausalLM, B: int, turns: int) -> Iterator[dic
             sets[0].check(rule, 0)
             verified, accepted, lengths = [], [], []
             for _ in range(turns):
-                verified.append(seconds_of(lambda s=shape: verify(tree if s == "tree" else None)))
+                verified.append(seconds_of(lambda s=shape: verify(s)))
                 times = []
                 for s, drafted in enumerate(sets):
                     begin = time.perf_counter()
@@ -206,7 +227,7 @@ def measure(model: GatedDeltaNetForCausalLM, B: int, turns: int) -> Iterator[dic
                 accepted.append(statistics.mean(times))
             yield {
                 "batch": B,
-                "vocabulary": vocab,
+                "vocabulary": model.vocab_size,
                 "rule": rule_name,
                 "settings": name,
                 "accepted_length": statistics.mean(lengths),
@@ -234,10 +255,14 @@ def main(
             f"{target}: V = {c.vocab_size}, hidden {c.hidden_size}, {c.num_hidden_layers} layers, "
             f"{c.num_parameters / 1e6:.0f}M weights; {DRAFTS} drafts"
         )
-        for B in (1, 4):
-            table = Table("rule", "settings", "path", "us", "round us", "share", title=f"{title}, batch {B}")
-            for record in measure(model, B, turns):
-                records.append({"target": target, **record})
+        runs = [(B, "random tokens", random_tokens(c.vocab_size, B)) for B in (1, 4)]
+        if target == "gdn-code":
+            runs += [(B, "text", text_tokens(B)) for B in (1, 4)]
+        for B, verified, sequences in runs:
+            caption = f"{title}, batch {B}, {verified}"
+            table = Table("rule", "settings", "path", "us", "round us", "share", title=caption)
+            for record in measure(model, sequences, turns):
+                records.append({"target": target, "verified": verified, **record})
                 share = record["acceptance_us"] / record["round_us"]
                 table.add_row(
                     record["rule"],

@@ -1,6 +1,6 @@
-// The rows of one sequence, as AcceptanceWalk wants them. What is left of a row after rejections is never
-// stored: it is made again from the logits wherever it is summed or drawn from, which costs less than the
-// memory it would fill.
+// The rows of one sequence, as AcceptanceWalk wants them. The weights of the target's rows are stored (rules
+// that only go down store one row); what is left of a row after rejections is made from them wherever it is
+// summed or drawn from, which costs less than the memory it would fill.
 #pragma once
 
 #include "accept_tree.h"
@@ -13,7 +13,7 @@ namespace specdec::cpu::SPECDEC_ISA {
 // What is left of p after the rejection of siblings, in their order, with the rows they were drawn from.
 template <typename T>
 struct LeftElements {
-  RowElements<T> p;
+  TargetElements<T> p;
   const double* factors = nullptr;     // [count]
   const double* scales = nullptr;      // [count]
   const float* const* rows = nullptr;  // [count]
@@ -41,15 +41,13 @@ struct LeftElements {
     }
     return x;
   }
-  bool plain(int64_t segment) const {
-    return p.plain(segment) && (tokens == nullptr || !any_in_segment(tokens, count, segment));
-  }
+  bool plain(int64_t segment) const { return tokens == nullptr || !any_in_segment(tokens, count, segment); }
 };
 
 // min(q, inverse p), or p - share min(q, inverse p).
 template <typename T, bool kResidual>
 struct OverlapElements {
-  RowElements<T> p;
+  TargetElements<T> p;
   const float* q = nullptr;
   double inverse = 1.0, share = 0.0;
 
@@ -64,7 +62,7 @@ struct OverlapElements {
     const DoublePair x = p.pair(i), of_q = widen(Vec::load(q + i));
     return {of(x.low, of_q.low), of(x.high, of_q.high)};
   }
-  bool plain(int64_t segment) const { return p.plain(segment); }
+  bool plain(int64_t) const { return true; }
 
  private:
   SPECDEC_INLINE Doubles of(Doubles x, Doubles of_q) const {
@@ -78,18 +76,19 @@ class SampledRows {
  public:
   // Bytes of scratch that a sequence of the call wants.
   static int64_t scratch_bytes(const AcceptSampledParams& p) {
-    int64_t keys = 0, listed = 0;
+    int64_t keys = 0, listed = 0, stored = 0;
     for (int64_t b = 0; b < p.B; ++b) {
       if (valid_length(p.draft.lengths, b, p.N) == 0) continue;
       const Settings settings(p.sampling, b, p.V);
       keys = std::max(keys, keys_wanted(settings, p.V));
       listed = std::max(listed, listed_wanted(settings));
+      stored = std::max(stored, rows_stored(static_cast<AcceptRule>(p.rules[b]), settings, p.N));
     }
     const int64_t sibling = 2 * sizeof(double) + sizeof(float*) + sizeof(int64_t);
     return p.N * (static_cast<int64_t>(sizeof(Node)) + sibling +
                   listed * static_cast<int64_t>(sizeof(int32_t))) +
            (p.N + 1) * parts_of(p.V) * static_cast<int64_t>(sizeof(double)) +
-           keys * static_cast<int64_t>(sizeof(Key)) + 8;
+           keys * static_cast<int64_t>(sizeof(Key)) + stored * p.V * static_cast<int64_t>(sizeof(float)) + 8;
   }
 
   // `scratch` is aligned to 8 bytes and lives as long as this.
@@ -109,6 +108,7 @@ class SampledRows {
     tokens_ = take<int64_t>(scratch, N);
     keys_ = take<Key>(scratch, keys_wanted(settings_, p.V));
     listed_ = take<int32_t>(scratch, N * listed_wanted(settings_));
+    stored_ = take<float>(scratch, rows_stored(rule_, settings_, N) * p.V);
     for (int64_t n = 0; n < N; ++n) new (&nodes_[n]) Node();
     for (int64_t n = N; n-- > 1;) {
       Node& above = nodes_[tree_.parent(n)];
@@ -142,8 +142,9 @@ class SampledRows {
     Node& n = nodes_[node];
     if (!n.open) {
       const T* logits = static_cast<const T*>(p_.logits) + b_ * p_.stride_b + node * p_.stride_n;
-      n.open =
-          n.row.make(logits, p_.V, settings_, parts(node), keys_, listed_ + node * listed_wanted(settings_));
+      float* stored = stored_ + (comes_back(rule_) ? node * p_.V : 0);
+      n.open = n.row.make(logits, p_.V, settings_,
+                          {parts(node), keys_, listed_ + node * listed_wanted(settings_), stored});
     }
     return n.open;
   }
@@ -161,7 +162,7 @@ class SampledRows {
     Node& n = nodes_[node];
     n.factor = inverse;
     n.scale = share;
-    n.left_of = Left::kAll;
+    n.left_of = Left::kKSeq;
     for (; n.next_child >= 0; n.next_child = nodes_[n.next_child].next_sibling) ++n.rejected;
   }
 
@@ -218,7 +219,7 @@ class SampledRows {
   }
 
  private:
-  enum class Left { kWhole, kSiblings, kAll, kRestored };
+  enum class Left { kWhole, kSiblings, kKSeq, kRestored };
 
   struct Node {
     int first_child = -1, next_sibling = -1;
@@ -227,9 +228,17 @@ class SampledRows {
     bool open = false;
     Left left_of = Left::kWhole;
     double chance = 0.0, left = 0.0;
-    double factor = 1.0, scale = 0.0;  // of its own rejection; of all its children's, under kAll
+    double factor = 1.0, scale = 0.0;  // of its own rejection; of all its children's, under kKSeq
     TargetRow<T> row;
   };
+
+  // Whether the rule asks for the row of a node again after it opened one further down.
+  static bool comes_back(AcceptRule rule) {
+    return rule == AcceptRule::kTraversal || rule == AcceptRule::kTraversalWithoutReplacement;
+  }
+  static int64_t rows_stored(AcceptRule rule, const Settings& settings, int64_t N) {
+    return listed_wanted(settings) > 0 ? 0 : comes_back(rule) ? N : 1;
+  }
 
   template <typename U>
   static U* take(char*& scratch, int64_t count) {
@@ -260,14 +269,14 @@ class SampledRows {
         return f(LeftElements<T>{n.row.probabilities(), factors_, scales_, rows_,
                                  without_replacement() ? tokens_ : nullptr, count});
       }
-      case Left::kAll:
+      case Left::kKSeq:
         return f(
             OverlapElements<T, true>{n.row.probabilities(), draft_row(n.first_child), n.factor, n.scale});
       case Left::kWhole:
       case Left::kRestored:
         break;
     }
-    return f(as_probability ? n.row.probabilities() : n.row.weights);
+    return f(as_probability ? n.row.probabilities() : n.row.weights());
   }
 
   const AcceptSampledParams& p_;
@@ -283,6 +292,7 @@ class SampledRows {
   int64_t* tokens_ = nullptr;
   Key* keys_ = nullptr;
   int32_t* listed_ = nullptr;
+  float* stored_ = nullptr;  // [rows_stored, V]
 };
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -29,14 +29,7 @@ inline Key key_of(float logit, int64_t token) {
 }
 inline int64_t token_of(Key key) { return 0xffffffffu - static_cast<uint32_t>(key); }
 inline uint32_t key_rank(Key key) { return static_cast<uint32_t>(key >> 32); }
-inline float logit_of(Key key) {
-  const uint32_t rank = key_rank(key), bits = rank >> 31 ? rank & 0x7fffffffu : ~rank;
-  float logit;
-  std::memcpy(&logit, &bits, sizeof(logit));
-  return logit;
-}
-
-constexpr int64_t kPartElements = int64_t{kSegment} * kPart;
+inline float logit_of(Key key) { return specdec::logit_of(key_rank(key)); }
 
 // The largest of logits [begin, end), NaN if one of them is.
 template <typename T>
@@ -157,47 +150,60 @@ inline Key nucleus_end(Key* keys, int64_t count, uint64_t goal, const RowScale& 
   return keys[i];
 }
 
-constexpr int kBuckets = 2048;  // of a histogram over the nucleus, by the scaled distance from the largest
-
-// Finds the nucleus of all tokens of a row. A histogram of masses finds the bucket where it ends, whose
-// tokens alone are ordered.
+// Finds the nucleus of all tokens of a row. A histogram of masses, over the scaled distance from the largest
+// logit, finds the bucket where it ends, whose tokens alone are ordered. On the way the row's weights are
+// stored.
 template <typename T>
 class NucleusSearch {
  public:
-  NucleusSearch(const RowElements<T>& row, int64_t V, float top_p) : row_(row), V_(V), top_p_(top_p) {
-    // What lies this far below the largest has less mass in all than the nucleus leaves out.
-    const double depth = std::log(static_cast<double>(V) / (1.0 - static_cast<double>(top_p))) + 0.25;
-    const double largest = static_cast<double>(row.scale.largest);
-    const double floor =
-        largest - depth * 1.001 / static_cast<double>(row.scale.inverse_t) - 1e-6 * std::fabs(largest);
-    floor_ = std::min(static_cast<float>(floor), std::nextafter(row.scale.largest, -INFINITY));
-    step_ = static_cast<float>((kBuckets - 1) / depth);
-  }
+  // `weights` [V].
+  NucleusSearch(const RowElements<T>& row, int64_t V, float* weights) : row_(row), V_(V), weights_(weights) {}
 
   // The last key of the nucleus; `keys` has room for V.
-  Key last(Key* keys) {
-    uint64_t goal = mass_goal(count_masses(), top_p_);
+  Key last(float top_p, Key* keys) {
+    const uint64_t total = store_weights();
+    // Tokens of less than 0.78 (1 - top_p) / V of the mass have less in all than the nucleus leaves out.
+    const double share = (1.0 - static_cast<double>(top_p)) / static_cast<double>(V_);
+    const double depth = -std::log(0x1p-40 * static_cast<double>(total) * share) + 0.25;
+    // At least 1, which a row of equal logits would fall short of.
+    step_ = static_cast<float>((kBuckets - 1) / std::max(depth, 1.0));
+    count_masses();
+    uint64_t goal = mass_goal(total, top_p);
     int bucket = 0;
     for (; bucket < kBuckets - 1 && masses_[bucket] < goal; ++bucket) goal -= masses_[bucket];
     return nucleus_end(keys, collect(bucket, keys), goal, row_.scale);
   }
 
  private:
+  static constexpr int kBuckets = 512;  // the last one has what lies too deep
   typedef int32_t Ints __attribute__((vector_size(Vec::kWidth * 4)));
+  typedef uint64_t Longs __attribute__((vector_size(Doubles::kWidth * 8)));
 
-  // Where a logit lies, in buckets; what is greater never lies further.
-  SPECDEC_INLINE Vec place(Vec logit) const {
-    const RowScale& scale = row_.scale;
-    const Vec scaled = (Vec::set(scale.largest) - logit) * Vec::set(scale.inverse_t) * Vec::set(step_);
-    return min(scaled, Vec::set(kBuckets - 1));
+  // Where a token lies, in buckets, by its scaled distance; what is greater never lies further.
+  SPECDEC_INLINE Vec place(Vec scaled) const {
+    return min(scaled * Vec::set(-step_), Vec::set(kBuckets - 1));
   }
   float place(float logit) const {
     const RowScale& scale = row_.scale;
-    return std::min((scale.largest - logit) * scale.inverse_t * step_, static_cast<float>(kBuckets - 1));
+    return std::min((logit - scale.largest) * scale.inverse_t * -step_, static_cast<float>(kBuckets - 1));
   }
 
-  // Fills the histogram and returns the mass of the row.
-  uint64_t count_masses() {
+  // mass_of.
+  SPECDEC_INLINE static DoublePair masses_of(Vec weight) {
+    const Vec units = weight * Vec::set(0x1p40f), limit = Vec::set(0x1p23f);
+    const Ints whole = __builtin_convertvector(min(units, limit).x, Ints);
+    // Beyond the limit there is nothing to truncate.
+    return widen({units.x < limit.x ? __builtin_convertvector(whole, decltype(units.x)) : units.x});
+  }
+
+  // Integers below 2^52.
+  SPECDEC_INLINE static void store_integers(Doubles x, uint64_t* out) {
+    const Longs bits = (Longs)(x + Doubles::set(0x1p52)).x & 0xfffffffffffffu;
+    std::memcpy(out, &bits, sizeof(bits));
+  }
+
+  // Stores the weights of all tokens and returns their mass.
+  uint64_t store_weights() const {
     uint64_t total = 0;
     for (int64_t begin = 0; begin < V_; begin += kPartElements) {
       const int64_t end = std::min(V_, begin + kPartElements);
@@ -205,37 +211,50 @@ class NucleusSearch {
       Doubles low = Doubles::set(0.0), high = low;
       int64_t i = begin;
       for (; i + Vec::kWidth <= end; i += Vec::kWidth) {
-        const Vec logit = Vec::load(row_.logits + i);
-        const Vec units = row_.vec(i) * Vec::set(0x1p40f);
-        const Vec small = min(units, Vec::set(0x1p23f));  // beyond it there is nothing to truncate
-        const Ints whole = __builtin_convertvector(small.x, Ints);
-        Vec truncated;
-        truncated.x = __builtin_convertvector(whole, decltype(truncated.x));
-        const DoublePair pair = widen({units.x < Vec::set(0x1p23f).x ? truncated.x : units.x});
-        low = low + pair.low;
-        high = high + pair.high;
-        uint32_t above = greater_bits(logit, Vec::set(floor_));
-        if (above == 0) continue;
-        float masses[Vec::kWidth], places[Vec::kWidth];
-        units.store(masses);
-        place(logit).store(places);
-        for (; above != 0; above &= above - 1) {
-          const int lane = __builtin_ctz(above);
-          masses_[static_cast<int>(places[lane])] +=
-              static_cast<uint64_t>(static_cast<int64_t>(masses[lane]));
-        }
+        const Vec weight = row_.vec(i);
+        weight.store(weights_ + i);
+        const DoublePair masses = masses_of(weight);
+        low = low + masses.low;
+        high = high + masses.high;
       }
       double lanes[Doubles::kWidth], sum = 0.0;
       (low + high).store(lanes);
       for (const double x : lanes) sum += x;
       total += static_cast<uint64_t>(sum);
       for (; i < end; ++i) {
-        const uint64_t mass = mass_of(row_.single(i));
-        total += mass;
-        masses_[static_cast<int>(place(to_float(row_.logits[i])))] += mass;
+        weights_[i] = row_.single(i);
+        total += mass_of(weights_[i]);
       }
     }
     return total;
+  }
+
+  // Fills the histogram. What lies too deep goes to places beyond it, one a lane, so that no addition waits
+  // for another.
+  void count_masses() {
+    Ints beyond;
+    for (int lane = 0; lane < Vec::kWidth; ++lane) beyond[lane] = kBuckets + lane;
+    const Vec deepest = Vec::set(kBuckets - 1);
+    int32_t buckets[kSegment];
+    uint64_t masses[kSegment];
+    int64_t i = 0;
+    while (i + Vec::kWidth <= V_) {
+      int count = 0;
+      for (; count < kSegment && i + Vec::kWidth <= V_; i += Vec::kWidth) {
+        const Vec at = place(row_.scaled(Vec::load(row_.logits + i)));
+        if (greater_bits(deepest, at) == 0) continue;
+        const Ints bucket = at.x < deepest.x ? __builtin_convertvector(at.x, Ints) : beyond;
+        const DoublePair pair = masses_of(Vec::load(weights_ + i));
+        std::memcpy(buckets + count, &bucket, sizeof(bucket));
+        store_integers(pair.low, masses + count);
+        store_integers(pair.high, masses + count + Doubles::kWidth);
+        count += Vec::kWidth;
+      }
+      for (int n = 0; n < count; ++n) masses_[buckets[n]] += masses[n];
+    }
+    for (; i < V_; ++i) {
+      masses_[static_cast<int>(place(to_float(row_.logits[i])))] += mass_of(weights_[i]);
+    }
   }
 
   // The keys of a bucket.
@@ -244,7 +263,7 @@ class NucleusSearch {
     const Vec next = Vec::set(bucket < kBuckets - 1 ? static_cast<float>(bucket + 1) : INFINITY);
     int64_t count = 0, i = 0;
     for (; i + Vec::kWidth <= V_; i += Vec::kWidth) {
-      const Vec at = place(Vec::load(row_.logits + i));
+      const Vec at = place(row_.scaled(Vec::load(row_.logits + i)));
       uint32_t inside = greater_bits(next, at) & ~greater_bits(first, at);
       for (; inside != 0; inside &= inside - 1) {
         const int64_t token = i + __builtin_ctz(inside);
@@ -260,8 +279,9 @@ class NucleusSearch {
 
   const RowElements<T>& row_;
   int64_t V_;
-  float top_p_, floor_, step_;
-  uint64_t masses_[kBuckets] = {};
+  float* weights_;
+  float step_ = 0.0f;  // buckets per unit of scaled distance
+  uint64_t masses_[kBuckets + Vec::kWidth] = {};
 };
 
 // Keys that a row's settings want room for.

@@ -45,57 +45,54 @@ inline bool any_in_segment(const int64_t* tokens, int64_t count, int64_t segment
   return false;
 }
 
-inline int64_t parts_of(int64_t V) { return (V + kSegment * kPart - 1) / (kSegment * kPart); }
-
 // specdec::weight_of, bit for bit.
 SPECDEC_INLINE Vec weight_of(Vec x) {
+  using W = WeightOf;
   typedef uint32_t Bits __attribute__((vector_size(Vec::kWidth * 4)));
-  const Vec magic = Vec::set(0x1.8p23f);
-  const Vec shifted = x * Vec::set(0x1.715476p0f) + magic;
-  const Vec n = shifted - magic;
-  Vec r = x - n * Vec::set(0.693359375f);
-  r = r + n * Vec::set(2.12194440e-4f);
-  Vec p = Vec::set(1.9875691500e-4f);
-  p = p * r + Vec::set(1.3981999507e-3f);
-  p = p * r + Vec::set(8.3334519073e-3f);
-  p = p * r + Vec::set(4.1665795894e-2f);
-  p = p * r + Vec::set(1.6666665459e-1f);
-  p = p * r + Vec::set(5.0000001201e-1f);
+  const Vec round = Vec::set(W::kRound);
+  const Vec shifted = x * Vec::set(W::kInverseLn2) + round;
+  const Vec n = shifted - round;
+  Vec r = x - n * Vec::set(W::kLn2);
+  r = r + n * Vec::set(W::kLn2Excess);
+  Vec p = Vec::set(W::kP7);
+  p = p * r + Vec::set(W::kP6);
+  p = p * r + Vec::set(W::kP5);
+  p = p * r + Vec::set(W::kP4);
+  p = p * r + Vec::set(W::kP3);
+  p = p * r + Vec::set(W::kP2);
   p = p * (r * r) + r;
   p = p + Vec::set(1.0f);
-  const Bits bits = ((Bits)shifted.x - 0x4b400000u + 127u) << 23;
+  const Bits bits = ((Bits)shifted.x - W::kRoundBits + 127u) << 23;
   Vec scale;
   std::memcpy(&scale.x, &bits, sizeof(bits));
   const Vec weight = p * scale;
-  return {x.x >= Vec::set(-87.0f).x ? weight.x : Vec::zero().x};
+  return {x.x >= Vec::set(W::kLeast).x ? weight.x : Vec::zero().x};
 }
 
-// The weights of a row of logits of type T, or its probabilities. Logits are compared as numbers here, which
-// is the order of their ranks.
+// The weights of a row of logits of type T. Logits are compared as numbers here, which is the order of their
+// ranks.
 template <typename T>
 struct RowElements {
   const T* logits = nullptr;
   RowScale scale;
   bool filtered = false;  // some tokens are not kept
   float last = 0.0f;      // kept: greater logits, and equal ones up to scale.last_token
-  float factor = 1.0f;    // 1: weights; scale.inverse_sum: probabilities
 
-  float single(int64_t i) const { return scale.weight(to_float(logits[i]), i) * factor; }
+  float single(int64_t i) const { return scale.weight(to_float(logits[i]), i); }
 
-  SPECDEC_INLINE Vec vec(int64_t i) const {
-    const Vec logit = Vec::load(logits + i);
-    Vec w = weight_of((logit - Vec::set(scale.largest)) * Vec::set(scale.inverse_t));
-    if (filtered) {
-      const Vec last_logit = Vec::set(last), least = Vec::set(scale.min_weight);
-      const auto kept =
-          i + Vec::kWidth - 1 <= scale.last_token ? logit.x >= last_logit.x : logit.x > last_logit.x;
-      w = {kept & (w.x >= least.x) ? w.x : Vec::zero().x};
-    }
-    return w * Vec::set(factor);
+  // The distance from the largest logit that `weight_of` takes.
+  SPECDEC_INLINE Vec scaled(Vec logit) const {
+    return (logit - Vec::set(scale.largest)) * Vec::set(scale.inverse_t);
   }
-
-  double at(int64_t i) const { return static_cast<double>(single(i)); }
-  SPECDEC_INLINE DoublePair pair(int64_t i) const { return widen(vec(i)); }
+  SPECDEC_INLINE Vec vec(int64_t i) const { return kept(weight_of(scaled(Vec::load(logits + i))), i); }
+  // Weights i .. i + Vec::kWidth, zero where the token is not kept.
+  SPECDEC_INLINE Vec kept(Vec w, int64_t i) const {
+    if (!filtered) return w;
+    const Vec logit = Vec::load(logits + i), last_logit = Vec::set(last), least = Vec::set(scale.min_weight);
+    const auto inside =
+        i + Vec::kWidth - 1 <= scale.last_token ? logit.x >= last_logit.x : logit.x > last_logit.x;
+    return {inside & (w.x >= least.x) ? w.x : Vec::zero().x};
+  }
   // The vector form does not tell tokens of the last kept logit apart.
   bool plain(int64_t segment) const {
     return !filtered || scale.last_token < segment || scale.last_token >= segment + kSegment - 1;
@@ -201,20 +198,19 @@ double sum_tokens(const Elements& e, int64_t begin, const int32_t* tokens, int64
 // The sums of the row's parts, and of them all.
 template <typename Elements>
 double sum_parts(const Elements& e, int64_t V, const Support& support, double* parts) {
-  constexpr int64_t kElements = int64_t{kSegment} * kPart;
   const int64_t count = parts_of(V);
   if (support.tokens != nullptr) {
     int64_t at = 0;
     for (int64_t part = 0; part < count; ++part) {
       double sum = 0.0;
       at = each_segment(
-          support, at, (part + 1) * kElements,
+          support, at, (part + 1) * kPartElements,
           [&](int64_t begin, const int32_t* tokens, int64_t n) { sum += sum_tokens(e, begin, tokens, n); });
       parts[part] = sum;
     }
   } else {
     parallel_for(count, V * kElementWork, [&](int64_t part) {
-      const int64_t begin = part * kElements, end = std::min(V, begin + kElements);
+      const int64_t begin = part * kPartElements, end = std::min(V, begin + kPartElements);
       double sum = 0.0;
       for (int64_t i = begin; i < end; i += kSegment) sum += sum_segment(e, i, V);
       parts[part] = sum;
@@ -228,9 +224,9 @@ double sum_parts(const Elements& e, int64_t V, const Support& support, double* p
 // The token at which the cumulative sum passes `rest`.
 template <typename Elements>
 int64_t draw_from(const Elements& e, int64_t V, const Support& support, const double* parts, double rest) {
-  const int part = descend([&](int i) { return parts[i]; }, static_cast<int>(parts_of(V)), rest);
-  int64_t begin = int64_t{kSegment} * kPart * part;
-  const int64_t left = std::min<int64_t>(V - begin, kSegment * kPart);
+  const int part = descend([&](int i) { return parts[i]; }, parts_of(V), rest);
+  int64_t begin = int64_t{kPartElements} * part;
+  const int64_t left = std::min<int64_t>(V - begin, kPartElements);
   const int segments = static_cast<int>((left + kSegment - 1) / kSegment);
   double sums[kPart] = {};
   if (support.tokens != nullptr) {

@@ -22,11 +22,11 @@ class Rule:
 
 
 RULES: Mapping[str, Rule] = {
-    "auto": Rule("traversal, on a chain block: keeps no less than speculative"),
+    "auto": Rule("traversal, which is block on a chain and keeps no less than speculative"),
     "speculative": Rule("drafts one by one, siblings by recursive rejection"),
-    "k-seq": Rule("SpecTr: siblings drawn independently from one row, tested alike", independent=True),
-    "block": Rule("block verification: a chain by its joint probabilities"),
-    "traversal": Rule("traversal verification: a tree from its leaves up, a chain as block does"),
-    "typical": Rule("LOSSY: drafts that the target finds typical (Medusa)", lossless=False),
+    "k-seq": Rule("SpecTr's, siblings drawn independently from one row and tested alike", independent=True),
+    "block": Rule("block verification, a chain by its joint probabilities"),
+    "traversal": Rule("traversal verification, a tree from its leaves up"),
+    "typical": Rule("LOSSY, drafts that the target finds typical (Medusa)", lossless=False),
 }
 """By the name that `acceptance` options and arguments take; docs/lossless.md states them."""

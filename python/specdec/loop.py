@@ -111,7 +111,8 @@ class Loop:
         Raises:
             ValueError: a request is none, or a token of its prompt or its sampling parameters is outside the
                 vocabulary (then nothing was decoded); the model gives logits that are not finite, the drafter
-                breaks its limits or gives rows that are no distributions, or `acceptance` is not exact for its proposals.
+                breaks its limits or gives rows that are no distributions, or `acceptance` is not exact for
+                its proposals.
             RuntimeError: the loop is decoding other requests.
         """
         results: list[Result] = []

@@ -1,10 +1,10 @@
 // Acceptance and sampling of the CPU backend, and the elementary functions of sampling_math.h.
+#include <string>
+
 #include "ops.h"
 #include "specdec/acceptance_params.h"
 
 namespace specdec::test {
-
-struct Region;
 
 struct TestBackend {
   static constexpr int64_t kMostV = INT64_MAX;

@@ -11,22 +11,31 @@ void weights(const float* x, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += Vec::kWidth) weight_of(Vec::load(x + i)).store(out + i);
 }
 
-RowElements<float> probabilities(const float* logits, int64_t V, double* parts) {
+// A row of probabilities, and where its weights are.
+struct Probabilities {
+  float* stored;
   TargetRow<float> row;
-  row.weights.logits = logits;
-  find_largest(logits, V, parts, row.weights.scale.largest);
-  row.weights.scale.inverse_sum = static_cast<float>(1.0 / sum_parts(row.weights, V, Support{}, parts));
-  return row.probabilities();
-}
+
+  Probabilities(const float* logits, int64_t V, double* parts) : stored(new float[V]) {
+    const float all = 1.0f, none = 0.0f;
+    const int32_t top_k = 0;
+    const Settings settings({&all, &top_k, &all, &none}, 0, V);
+    row.make(logits, V, settings, {parts, nullptr, nullptr, stored});
+  }
+  Probabilities(const Probabilities&) = delete;
+  ~Probabilities() { delete[] stored; }
+};
 
 double left(const float* logits, int64_t V, const float* const* rows, const double* factors,
             const double* scales, const int64_t* tokens, int64_t count, double* parts) {
-  const LeftElements<float> elements{probabilities(logits, V, parts), factors, scales, rows, tokens, count};
+  const Probabilities p(logits, V, parts);
+  const LeftElements<float> elements{p.row.probabilities(), factors, scales, rows, tokens, count};
   return sum_parts(elements, V, Support{}, parts);
 }
 
 double overlap(const float* logits, int64_t V, const float* q, double inverse, double* parts) {
-  const OverlapElements<float, false> elements{probabilities(logits, V, parts), q, inverse, 0.0};
+  const Probabilities p(logits, V, parts);
+  const OverlapElements<float, false> elements{p.row.probabilities(), q, inverse, 0.0};
   return sum_parts(elements, V, Support{}, parts);
 }
 

@@ -73,7 +73,10 @@ MISTAKES = {
     "too many": ([DRAFT, DRAFT], "2 proposals, want 1"),
     "none for a request": ([None], "None for slot 0, want a Proposal; Proposal.empty() for no drafts"),
     "tokens alone": ([[1, 2]], "[1, 2] for slot 0, want a Proposal"),
-    "a row of twice the sum": (drawn(2 * row()), "row 0 of draft_probs with least number 0.0327869 and sum 2,"),
+    "a row of twice the sum": (
+        drawn(2 * row()),
+        "row 0 of draft_probs with least number 0.0327869",
+    ),
     "a negative number": (
         drawn(row(t0=-0.5, t1=0.5 + 2 / V)),
         "row 1 of draft_probs with least number -0.5 and sum 1, want none below 0 and sum 1",

@@ -37,7 +37,6 @@ def draw_tokens(
         first = node << DRAFT_CHILD_BITS
         return [categorical(q, number(Stream.DRAFT, first + k)) for k in range(count)]
     first = node << RACE_TOKEN_BITS
-    arrival = {
-        x: -math.log1p(-number(Stream.RACE, first + x)) / float(q[x]) for x in np.flatnonzero(q > 0.0).tolist()
-    }
+    racing = np.flatnonzero(q > 0.0).tolist()
+    arrival = {x: -math.log1p(-number(Stream.RACE, first + x)) / float(q[x]) for x in racing}
     return sorted(arrival, key=arrival.__getitem__)[:count]  # ties to the smaller token

@@ -43,7 +43,9 @@ def _first_mistake(
         return f"{len(proposals)} proposals, want {len(requests)}"
     for request, proposal in zip(requests, proposals, strict=True):
         if not isinstance(proposal, Proposal):
-            return f"{shown(proposal)} for slot {request.slot}, want a Proposal; Proposal.empty() for no drafts"
+            return (
+                f"{shown(proposal)} for slot {request.slot}, want a Proposal; Proposal.empty() for no drafts"
+            )
         tokens, probs = proposal.tree.tokens, proposal.draft_probs
         if len(tokens) > request.max_nodes:
             return f"{len(tokens)} nodes for slot {request.slot}, want at most {request.max_nodes}"
@@ -71,7 +73,7 @@ def _first_bad_row(proposals: Sequence[Proposal], vocab_size: int) -> str | None
     row would move the law itself.
     """
     slack = min(vocab_size * _EPS, 1e-3)
-    seen: dict[int, tuple[NDArray[np.float32], NDArray[np.float32], bool]] = {}  # by tensor
+    seen: dict[int, tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]] = {}  # by tensor
     for proposal in proposals:
         probs = proposal.draft_probs
         if probs is None or len(proposal.tree) == 0:
@@ -80,18 +82,14 @@ def _first_bad_row(proposals: Sequence[Proposal], vocab_size: int) -> str | None
             rows = probs.detach().numpy()  # [R, V]
             with np.errstate(invalid="ignore"):  # inf - inf, which is to be NaN
                 least, total = rows.min(axis=1), rows.sum(axis=1)
-            seen[id(probs)] = least, total, bool(_good(least, total, slack).all())
-        least, total, all_good = seen[id(probs)]
-        if all_good:
+            seen[id(probs)] = least, total, (least >= 0.0) & (np.abs(total - 1.0) <= slack)
+        least, total, good = seen[id(probs)]
+        if good.all():
             continue
         for row in range(len(proposal.tree)) if proposal.rows is None else proposal.rows:
-            if not _good(least[row], total[row], slack):
+            if not good[row]:
                 return (
                     f"row {row} of draft_probs with least number {least[row]:g} and sum {total[row]:g}, "
                     "want none below 0 and sum 1"
                 )
     return None
-
-
-def _good(least: NDArray[np.float32], total: NDArray[np.float32], slack: float) -> NDArray[np.bool_]:
-    return (least >= 0.0) & (np.abs(total - 1.0) <= slack)

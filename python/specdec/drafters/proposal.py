@@ -57,9 +57,7 @@ class Proposal:
                 raise ValueError(f"{name}: got {got}, want None for {self.kind.name}")
             return
         if not isinstance(probs, Tensor) or probs.dtype != torch.float32 or probs.ndim != 2:
-            raise ValueError(
-                f"draft_probs: got {_describe(probs)}, want float32 [R, V] for {self.kind.name}"
-            )
+            raise ValueError(f"draft_probs: got {_describe(probs)}, want float32 [R, V] for {self.kind.name}")
         if rows is None:
             if len(probs) != nodes:
                 raise ValueError(

@@ -1,41 +1,13 @@
-// sampling_probs and draw_tokens: the rows that acceptance sees, and draws from them.
+// draw_tokens: draws from rows of probabilities, independently, or without replacement by a race.
+#include <cmath>
+
 #include "ops.h"
+#include "sampling_row.h"
 #include "scratch.h"
-#include "target_row.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
 namespace {
-
-template <typename T>
-void write_probs(const SamplingProbsParams& p, int64_t r, char* scratch) {
-  const Settings settings(p.sampling, r, p.V);
-  double* parts = reinterpret_cast<double*>(scratch);
-  Key* keys = reinterpret_cast<Key*>(parts + parts_of(p.V));
-  int32_t* listed = reinterpret_cast<int32_t*>(keys + keys_wanted(settings, p.V));
-  float* out = p.probs + r * p.V;
-  TargetRow<T> row;
-  if (!row.make(static_cast<const T*>(p.logits) + r * p.stride, p.V, settings, parts, keys, listed)) {
-    std::fill(out, out + p.V, NAN);
-    return;
-  }
-  const RowElements<T> probs = row.probabilities();
-  if (row.support.tokens != nullptr) {
-    std::fill(out, out + p.V, 0.0f);
-    for (int64_t i = 0; i < row.support.count; ++i) {
-      out[row.support.tokens[i]] = probs.single(row.support.tokens[i]);
-    }
-    return;
-  }
-  for (int64_t segment = 0; segment < p.V; segment += kSegment) {
-    const int64_t end = std::min<int64_t>(p.V, segment + kSegment);
-    int64_t i = segment;
-    if (probs.plain(segment)) {
-      for (; i + Vec::kWidth <= end; i += Vec::kWidth) probs.vec(i).store(out + i);
-    }
-    for (; i < end; ++i) out[i] = probs.single(i);
-  }
-}
 
 struct Arrival {
   double time;
@@ -45,15 +17,15 @@ struct Arrival {
   }
 };
 
-// The K earliest arrivals.
-class Podium {
+// The `capacity` earliest arrivals.
+class EarliestArrivals {
  public:
-  explicit Podium(int64_t places) : places_(places) {}
+  explicit EarliestArrivals(int64_t capacity) : capacity_(capacity) {}
 
-  // Token x of probability q > 0 runs with the number u. Most are told to be late by -ln(1 - u) >= u alone;
+  // Token x of probability q > 0, with the number u. Most are told to be late by -ln(1 - u) >= u alone;
   // the computed logarithm may be a few units in the last place below u.
-  void run(int64_t x, float q, double u) {
-    const bool full = count_ == places_;
+  void add(int64_t x, float q, double u) {
+    const bool full = count_ == capacity_;
     if (full && u > first_[0].time * static_cast<double>(q) * (1.0 + 0x1p-48)) return;
     const Arrival arrival{arrival_of(u, q), x};
     if (full && !(arrival < first_[0])) return;
@@ -62,22 +34,22 @@ class Podium {
     std::push_heap(first_, first_ + count_);
   }
 
-  // In their order, -1 for places that nobody took.
+  // In their order, -1 beyond the last.
   void write(int64_t* tokens) {
     std::sort_heap(first_, first_ + count_);
-    for (int64_t k = 0; k < places_; ++k) tokens[k] = k < count_ ? first_[k].token : -1;
+    for (int64_t k = 0; k < capacity_; ++k) tokens[k] = k < count_ ? first_[k].token : -1;
   }
 
  private:
   Arrival first_[kMaxDraws];  // a heap, the latest on top
-  int64_t places_, count_ = 0;
+  int64_t capacity_, count_ = 0;
 };
 
-constexpr int kRacers = 128;  // tokens whose numbers are made together
+constexpr int kBlock = 128;  // tokens of a race whose numbers are made together
 
 // What `uniform` makes of draws first, first + 1, ...; `first` is even. Two draws share a counter.
-void uniform_block(uint64_t seed, int64_t position, uint64_t first, double (&out)[kRacers]) {
-  constexpr int kCounters = kRacers / 2;
+void uniform_block(uint64_t seed, int64_t position, uint64_t first, double (&out)[kBlock]) {
+  constexpr int kCounters = kBlock / 2;
   uint32_t c0[kCounters], c1[kCounters], c2[kCounters], c3[kCounters];
   for (int i = 0; i < kCounters; ++i) {
     c0[i] = static_cast<uint32_t>(first >> 1) + static_cast<uint32_t>(i);
@@ -97,21 +69,21 @@ void uniform_block(uint64_t seed, int64_t position, uint64_t first, double (&out
 
 void race(const DrawParams& p, int64_t r) {
   constexpr int64_t kFew = 4;  // of a block: their numbers are made one by one
-  Podium podium(p.K);
+  EarliestArrivals earliest(p.K);
   const float* probs = p.probs + r * p.stride;
-  double numbers[kRacers];
-  for (int64_t begin = 0; begin < p.V; begin += kRacers) {
-    const int64_t end = std::min<int64_t>(p.V, begin + kRacers);
+  double numbers[kBlock];
+  for (int64_t begin = 0; begin < p.V; begin += kBlock) {
+    const int64_t end = std::min<int64_t>(p.V, begin + kBlock);
     const bool few = std::count_if(probs + begin, probs + end, [](float q) { return q > 0.0f; }) <= kFew;
     if (!few) uniform_block(p.seeds[r], p.positions[r], race_of(p.nodes[r], begin), numbers);
     for (int64_t x = begin; x < end; ++x) {
       if (!(probs[x] > 0.0f)) continue;
-      podium.run(x, probs[x],
-                 few ? uniform(p.seeds[r], p.positions[r], RandomStream::kRace, race_of(p.nodes[r], x))
-                     : numbers[x - begin]);
+      earliest.add(x, probs[x],
+                   few ? uniform(p.seeds[r], p.positions[r], RandomStream::kRace, race_of(p.nodes[r], x))
+                       : numbers[x - begin]);
     }
   }
-  podium.write(p.tokens + r * p.K);
+  earliest.write(p.tokens + r * p.K);
 }
 
 void draw_independent(const DrawParams& p, int64_t r, double* parts) {
@@ -125,23 +97,6 @@ void draw_independent(const DrawParams& p, int64_t r, double* parts) {
 }
 
 }  // namespace
-
-Status sampling_probs(const SamplingProbsParams& p) {
-  int64_t bytes = 0;
-  for (int64_t r = 0; r < p.R; ++r) {
-    const Settings settings(p.sampling, r, p.V);
-    bytes = std::max<int64_t>(
-        bytes, keys_wanted(settings, p.V) * sizeof(Key) + listed_wanted(settings) * sizeof(int32_t));
-  }
-  bytes += parts_of(p.V) * static_cast<int64_t>(sizeof(double));
-  return visit_dtype(p.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    each_sequence(p.R, 1, p.V, [&](int64_t r) {
-      write_probs<T>(p, r, reinterpret_cast<char*>(thread_scratch(static_cast<size_t>(bytes) / 4 + 1)));
-    });
-    return Status::kOk;
-  });
-}
 
 Status draw_tokens(const DrawParams& p) {
   each_sequence(p.R, 1, p.V, [&](int64_t r) {
