@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 from lossless.statistics import Numbers
-from lossless.toys import Drafts, Round, Text, Toy, Walk
-from specdec.acceptance import Stream, Verdict, categorical, k_seq
+from lossless.toys import Drafts, Round, Text, Toy, Walk, drawn_round, fixed_round
+from specdec.acceptance import Stream, Typical, Verdict, categorical, k_seq
 from specdec.acceptance.decisions import Row
+from specdec.acceptance.recursive import walk_recursive
+from specdec.acceptance.traversal import walk_traversal
+from specdec.acceptance.typical import walk_typical
 from specdec.acceptance.walking import Rows, children_of, path_to
 
 
@@ -128,6 +132,11 @@ def traversal_with_the_parents_chance(
             node = parent
 
 
+def typical(rule: Typical) -> Walk:
+    """Typical acceptance, which is lossy, of drawn drafts."""
+    return lambda p_target, p_draft, *nodes: walk_typical(p_target, *nodes, rule)
+
+
 class KeyedByPosition(Numbers):
     """Decisions whose tests are numbered by position in the text, not by round, as if no rule looked past the
     first rejection: a later round finds numbers that have made an earlier one stop. For chains."""
@@ -143,3 +152,36 @@ class DraftsKeyedByPosition(Numbers):
     def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
         """The draft at this position."""
         return categorical(q, self.number(self.position + parent, Stream.DRAFT))
+
+
+CHAIN, STAR, BINARY = [-1, 0, 1], [-1, -1, -1], [-1, -1, 0, 0, 1, 1]
+BIASED: dict[str, Callable[[Toy], Round]] = {
+    "naive residual": lambda toy: drawn_round(toy, CHAIN, True, resample_from_target),
+    "argmax draft, soft q": lambda toy: argmax_draft(drawn_round(toy, CHAIN, True, walk_recursive)),
+    "argmax draft, soft q, block": lambda toy: argmax_draft(drawn_round(toy, CHAIN, True, walk_traversal)),
+    "drops the unlikely draft": lambda toy: cut_chain(toy, 3, unlikely, walk_recursive),
+    "drops the unlikely draft, block": lambda toy: cut_chain(toy, 3, unlikely, walk_traversal),
+    "middle tier": lambda toy: cut_chain(toy, 3, middle_tier(toy), walk_recursive),
+    "siblings stay in p": lambda toy: fixed_round(
+        toy, STAR, lambda root: [(root + i) % 4 for i in (1, 2, 3)], siblings_without_removal
+    ),
+    "iid rule, drawn without replacement": lambda toy: drawn_round(toy, STAR, False, walk_recursive),
+    "rule without replacement, drawn iid": lambda toy: drawn_round(
+        toy, STAR, True, partial(walk_recursive, replacement=False)
+    ),
+    "iid traversal, drawn without replacement": lambda toy: drawn_round(toy, STAR, False, walk_traversal),
+    "traversal without replacement, drawn iid": lambda toy: drawn_round(
+        toy, STAR, True, partial(walk_traversal, replacement=False)
+    ),
+    "k-seq, drawn without replacement": lambda toy: drawn_round(toy, STAR, False, k_seq.walk_k_seq),
+    "k-seq, rho too small": lambda toy: drawn_round(toy, STAR, True, k_seq_below(0.8)),
+    "traversal, chance of the parent stays": lambda toy: drawn_round(
+        toy, BINARY, True, traversal_with_the_parents_chance
+    ),
+    "block, chance of the parent stays": lambda toy: drawn_round(
+        toy, CHAIN, True, traversal_with_the_parents_chance
+    ),
+    "typical": lambda toy: drawn_round(toy, CHAIN, True, typical(Typical())),
+    "typical, strict": lambda toy: drawn_round(toy, CHAIN, True, typical(Typical(0.5, 0.6))),
+}
+"""Rounds over four tokens that do not have the target's law; every check has to detect each of them."""
