@@ -15,7 +15,7 @@ import torch
 from lossless import biased
 from lossless.enumeration import emitted_law, outcomes, round_law
 from lossless.toys import PROMPT, Drafts, Round, Toy, drawn_round, fixed_round, nodes_of, proposal_round
-from specdec.acceptance import ProposalKind, SamplingParams, Typical, Verdict
+from specdec.acceptance import ProposalKind, SamplingParams, Verdict
 from specdec.acceptance.follow import walk_follow
 from specdec.acceptance.k_seq import residual, smallest_rho, walk_k_seq
 from specdec.acceptance.recursive import walk_recursive
@@ -310,47 +310,23 @@ def test_growing_below_the_likelier_sibling_is_exact(rule: str) -> None:
     assert error(rounds, toy) <= EXACT
 
 
+@pytest.mark.parametrize("rule", [rule for rule in DRAWN if rule != "k-seq"])
+def test_a_second_child_by_the_first_is_exact(rule: str) -> None:
+    """How many children a node has may depend on the elder ones, but not under k-SEQ (see the controls)."""
+    code, independent = DRAWN[rule]
+    for toy in (Toy.random(1, SOFT, vocab=3), Toy.random(50, SOFT)):
+        assert error(biased.second_by_the_first(toy, independent, partial(walk, code)), toy) <= EXACT
+
+
 # --- controls ---
 
-BIASED = {
-    "naive residual": lambda toy: drawn_round(toy, TREES["chain"], True, biased.resample_from_target),
-    "argmax draft, soft q": lambda toy: biased.argmax_draft(drawn(toy, "recursive", "chain")),
-    "argmax draft, soft q, block": lambda toy: biased.argmax_draft(drawn(toy, "traversal", "chain")),
-    "drops the unlikely draft": lambda toy: biased.cut_chain(toy, 3, biased.unlikely, walk_recursive),
-    "drops the unlikely draft, block": lambda toy: biased.cut_chain(toy, 3, biased.unlikely, walk_traversal),
-    "middle tier": lambda toy: biased.cut_chain(toy, 3, biased.middle_tier(toy), walk_recursive),
-    "siblings stay in p": lambda toy: fixed_round(
-        toy, TREES["star"], fixed_tokens("star", 3, False), biased.siblings_without_removal
-    ),
-    "iid rule, drawn without replacement": lambda toy: drawn_round(toy, TREES["star"], False, walk_recursive),
-    "rule without replacement, drawn iid": lambda toy: drawn_round(
-        toy, TREES["star"], True, partial(walk_recursive, replacement=False)
-    ),
-    "iid traversal, drawn without replacement": lambda toy: drawn_round(
-        toy, TREES["star"], False, walk_traversal
-    ),
-    "traversal without replacement, drawn iid": lambda toy: drawn_round(
-        toy, TREES["star"], True, partial(walk_traversal, replacement=False)
-    ),
-    "k-seq, drawn without replacement": lambda toy: drawn_round(toy, TREES["star"], False, walk_k_seq),
-    "k-seq, rho too small": lambda toy: drawn_round(toy, TREES["star"], True, biased.k_seq_below(0.8)),
-    "traversal, chance of the parent stays": lambda toy: drawn_round(
-        toy, TREES["binary"], True, biased.traversal_with_the_parents_chance
-    ),
-    "block, chance of the parent stays": lambda toy: drawn_round(
-        toy, TREES["chain"], True, biased.traversal_with_the_parents_chance
-    ),
-    "typical": lambda toy: proposal_round(toy, TREES["chain"], ProposalKind.IID, "typical"),
-    "typical, strict": lambda toy: proposal_round(toy, TREES["chain"], ProposalKind.IID, Typical(0.5, 0.6)),
-}
 
-
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize("name", biased.BIASED)
 def test_enumeration_detects(name: str) -> None:
     toy = Toy.random(50, SOFT)
-    got = law(BIASED[name](toy), toy)
+    got = law(biased.BIASED[name](toy), toy)
     assert got.sum() == pytest.approx(1.0, abs=EXACT)  # a law, but another one
-    assert np.abs(got - toy.law(3)).max() > 0.004
+    assert np.abs(got - toy.law(3)).max() > 0.01  # measured: 0.013 or more; rules that are exact have 1e-12
 
 
 # --- accepted length ---

@@ -14,8 +14,7 @@ import torch
 
 from lossless.statistics import ALPHA, chi_square
 from specdec import ops
-from specdec.acceptance import SamplingParams, SeededDecisions, Stream, categorical, uniform
-from specdec.acceptance.rng import DRAFT_CHILD_BITS, RACE_TOKEN_BITS
+from specdec.acceptance import SamplingParams, SeededDecisions
 from specdec.acceptance.round import walk
 from specdec.acceptance.walking import children_of
 from specdec.ops.acceptance import AcceptRule
@@ -131,56 +130,6 @@ def test_operators_decide_as_the_rules(rule: AcceptRule, tree: str) -> None:
         assert (got.path[b, :length].tolist(), int(got.next_token[b])) == (path, x)
         lengths.add(length)
     assert tree == "empty" or len(lengths) > 1
-
-
-def test_operators_follow_as_the_rule() -> None:
-    batch, vocab, parents = 40, 5, TREES["ragged"]
-    g = torch.Generator().manual_seed(1)
-    logits = torch.randn(batch, len(parents), vocab, generator=g)
-    tokens = torch.randint(vocab, (batch, len(parents)), generator=g)
-    got = ops.accept_sampled(
-        logits,
-        tokens,
-        torch.tensor([parents] * batch, dtype=torch.int32),
-        rules=torch.zeros(batch, dtype=torch.int32),
-        seeds=torch.arange(batch),
-        positions=torch.full((batch,), 7),
-    )
-    for b in range(batch):
-        p = ops.sampling_probs(logits[b]).double().numpy()
-        decide = SeededDecisions(b, 7)
-        path, x = walk(AcceptRule.FOLLOW, p.__getitem__, p.__getitem__, tokens[b].tolist(), parents, decide)
-        assert (got.path[b, : len(path)].tolist(), int(got.next_token[b])) == (path, x)
-        assert got.path_lengths[b] == len(path)
-
-
-def test_operators_draw_what_the_streams_define() -> None:
-    g = np.random.default_rng(3)
-    probs = g.random((30, 11)).astype(np.float32) * (g.random((30, 11)) < 0.6)
-    seeds = g.integers(2**63, size=30).tolist()
-    nodes = g.integers(200, size=30)
-    for replacement in (True, False):
-        drawn = ops.draw_tokens(
-            torch.from_numpy(probs),
-            4,
-            replacement=replacement,
-            seeds=torch.tensor(seeds),
-            positions=torch.arange(30),
-            nodes=torch.from_numpy(nodes.astype(np.int32)),
-        )
-        for r, row in enumerate(probs):
-            if replacement:
-                first = int(nodes[r]) << DRAFT_CHILD_BITS
-                numbers = [uniform(seeds[r], r, Stream.DRAFT, first + k) for k in range(4)]
-                want = [categorical(row, u) for u in numbers]
-            else:
-                first = int(nodes[r]) << RACE_TOKEN_BITS
-                arrivals = {
-                    x: -np.log1p(-uniform(seeds[r], r, Stream.RACE, first + x)) / row[x]
-                    for x in np.flatnonzero(row).tolist()
-                }
-                want = [*sorted(arrivals, key=arrivals.__getitem__), -1, -1, -1, -1][:4]
-            assert drawn[r].tolist() == want
 
 
 def emitted(

@@ -258,7 +258,7 @@ def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"logits: got \(3, 9\), want \[N, V\] for N = 2"):
         decide([0, 1], NO_DRAFTS)
     logits[0, 3] = float("nan")
-    with pytest.raises(ValueError, match="positive finite sum"):
+    with pytest.raises(ValueError, match="logits: the largest of node 0 is nan after edits"):
         decide([0, 1, 2], Proposal(line, ProposalKind.DETERMINISTIC))
 
 

@@ -1,8 +1,9 @@
-"""Drafts drawn at random through the whole loop: the emitted texts have the target's law.
+"""Speculative sampling through the whole loop: the emitted texts have the target's law.
 
-Batches of slots, deferred commits, drafts from another model, for every rule and every kind of proposal that
-it takes. What is tested beyond the proofs of the rules alone (tests/test_acceptance_lossless.py) is all that
-is around them: numbers of several rounds, operators, the drafter's state, the rows that drafts came from.
+Batches of slots, deferred commits, drafts that another model draws, for every rule and every kind of proposal
+that it takes, and n-gram drafts. What is tested beyond the proofs of the rules alone
+(tests/test_acceptance_lossless.py) is all that is around them: numbers of several rounds, operators, the
+drafter's state, the rows that drafts came from.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from loop.models import random_model
 from lossless.statistics import ALPHA, chi_square
-from specdec.acceptance import SamplingParams, SequenceRows, TokenHistory, edit_logits
-from specdec.audit import CacheAuditor
+from specdec.acceptance import SamplingParams, TokenHistory, process_logits
 from specdec.budget import DraftBudget
+from specdec.drafters import Drafter
 from specdec.drafters import model as model_drafter
 from specdec.drafters.model import ModelDrafter
+from specdec.drafters.ngram import NGramDrafter
 from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models import load_model
@@ -42,27 +43,15 @@ def exact_law(model: CausalLM, tokens: Sequence[int], length: int, params: Sampl
         texts = [[tokens[i] for i in prefix] for prefix in prefixes]
         slots = range(len(prefixes))
         logits = model.prefill([[*PROMPT, *t] for t in texts], cache=model.new_cache(len(texts)), slots=slots)
-        histories = [TokenHistory(model.vocab_size, PROMPT, t) for t in texts]
-        with torch.inference_mode():
-            edit_logits(logits, [SequenceRows(params, history) for history in histories])
-        for prefix, row in zip(prefixes, logits.double().numpy(), strict=True):
-            chances = _nucleus(row[list(tokens)] / params.temperature, params.top_p)
-            law[prefix] *= chances.reshape(-1, *(1,) * (length - known - 1))
+        for prefix, text, row in zip(prefixes, texts, logits.double(), strict=True):
+            chances = process_logits(row, params, TokenHistory(model.vocab_size, PROMPT, text)).numpy()
+            law[prefix] *= chances[list(tokens)].reshape(-1, *(1,) * (length - known - 1))
     return law
-
-
-def _nucleus(scores: np.ndarray, top_p: float) -> np.ndarray:
-    weights = np.exp(scores - scores.max())
-    order = np.argsort(-weights, kind="stable")
-    kept = order[: int(np.cumsum(weights[order]).searchsorted(top_p * weights.sum())) + 1]
-    chances = np.zeros_like(weights)
-    chances[kept] = weights[kept] / weights[kept].sum()
-    return chances
 
 
 def sampled(
     model: CausalLM,
-    drafter: ModelDrafter,
+    drafter: Drafter,
     rule: str,
     seeds: int,
     slots: int,
@@ -113,6 +102,14 @@ def test_law_of_drawn_drafts(branching, replacement, rule, params):
     assert min(p_values(texts, exact_law(tiny(0), range(VOCAB), LENGTH, params))) > ALPHA
 
 
+def test_law_of_deterministic_drafts():
+    """Trees of the text's own n-grams; penalties make a node's row depend on its own path."""
+    params = replace(PLAIN, top_k=3, repetition_penalty=1.3)
+    texts, loop = sampled(tiny(0), NGramDrafter(min_match=1, branches=2), "auto", SEEDS, SLOTS, params, 4)
+    assert 0.05 < loop.statistics.acceptance_rate < 0.9
+    assert min(p_values(texts, exact_law(tiny(0), range(VOCAB), LENGTH, params))) > ALPHA
+
+
 def test_law_of_the_embedded_model_among_four_tokens():
     """Its own first layers draft; the tokens are as likely as any after this prompt."""
     model = load_model("gdn-code")
@@ -134,30 +131,3 @@ def test_a_drafter_that_misnames_its_draws_is_found_out(monkeypatch):
     drafter = ModelDrafter(tiny(7), slots=SLOTS, branching=(3,), replacement=True)
     texts, _ = sampled(tiny(0), drafter, "speculative", SEEDS, SLOTS, PLAIN, 3)
     assert min(p_values(texts, exact_law(tiny(0), range(VOCAB), LENGTH, PLAIN))) < ALPHA
-
-
-@pytest.mark.parametrize(
-    ("branching", "rule"), [(CHAIN, "block"), (PAIRS, "auto"), (PAIR, "speculative"), (PAIR, "k-seq")]
-)
-def test_a_seed_repeats_trees_at_any_batch_and_in_any_order(branching, rule):
-    """With the default budget and ragged ends; the cache is compared after every round."""
-    model, other = random_model(0), random_model(9, num_hidden_layers=1)
-    requests = [
-        Request(
-            [3 + i, 5, 7],
-            max_new_tokens=40 - 3 * i,
-            ignore_eos=i % 2 == 0,
-            sampling=SamplingParams(temperature=0.5 + 0.2 * i, seed=i, top_k=30, presence_penalty=0.1 * i),
-        )
-        for i in range(6)
-    ]
-    runs = []
-    for slots, order in ((1, 1), (4, 1), (6, -1), (1, 1)):
-        drafter = ModelDrafter(other, slots=slots, branching=branching, replacement=rule == "k-seq")
-        loop = Loop(model, drafter, slots=slots, acceptance=rule, observer=CacheAuditor(model, slots))
-        runs.append(loop.run(requests[::order])[::order])
-        assert loop.statistics.accepted > 0
-    for run in runs[1:]:
-        assert [(r.tokens, r.rounds, r.drafted) for r in run] == [
-            (r.tokens, r.rounds, r.drafted) for r in runs[0]
-        ]

@@ -47,11 +47,11 @@ def test_they_are_those_of_the_raw_logits(model, plain):
         for i, (token, told) in enumerate(zip(result.tokens, result.logprobs, strict=True)):
             text = [*request.prompt, *result.tokens[:i]]
             row = model.prefill([text], cache=cache, slots=[0])[0].double().log_softmax(0)
-            # The chunked prefill rounds otherwise than steps do; such logits are alike to 1e-3 here.
-            assert told.logprob == pytest.approx(float(row[token]), abs=1e-3)
+            # The chunked prefill rounds otherwise than steps do, measured: by 5e-6 at most; 20 times that.
+            assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
             assert len(told.top) == request.logprobs
             best = row.sort(descending=True).values[: len(told.top)].tolist()
-            assert [p for _, p in told.top] == pytest.approx(best, abs=1e-3)
+            assert [p for _, p in told.top] == pytest.approx(best, abs=1e-4)
             assert told.top == tuple(sorted(told.top, key=lambda pair: (-pair[1], pair[0])))
 
 

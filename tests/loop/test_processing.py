@@ -12,7 +12,7 @@ import torch
 from loop.drafters import RandomTreeDrafter
 from loop.models import random_model
 from lossless.reference import edits
-from specdec.acceptance import SamplingParams, SeededDecisions, TokenHistory, process_logits
+from specdec.acceptance import SamplingParams, TokenHistory
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -88,32 +88,30 @@ def test_every_emitted_token_counts_once(name, model, plain):
     for i, token in enumerate(text):
         logits = model.prefill([[*prompt, *text[:i]]], cache=cache, slots=[0])[0]
         want = np.array(edits(logits.tolist(), params, prompt, text[:i]))
-        # The chunked prefill rounds otherwise than steps do; such logits are alike to 1e-3 here.
-        assert want[token] >= want.max() - 1e-3
+        # The chunked prefill rounds otherwise than steps do, measured: by 5e-6 at most; 20 times that.
+        assert want[token] >= want.max() - 1e-4
     assert len(set(text)) > 3
 
 
-@pytest.mark.parametrize(
-    ("sampling", "drafter"),
-    [("greedy", "tree"), ("greedy", "ngram"), ("greedy", "model"), ("sampled", "tree"), ("sampled", "ngram")],
-)
-def test_a_mixed_batch_writes_the_texts_of_plain_decoding(sampling, drafter, model, plain):
-    """Every setting beside every other: rejected drafts, siblings and neighbours leave no trace."""
-    settings = EDITS if sampling == "greedy" else SAMPLED
-    requests = [request(p) for p in settings.values()]
-    slots = 4
-    known = {tuple(r.prompt): plain[r.sampling] for r in requests}
-    made = {
-        "tree": lambda: RandomTreeDrafter(known, model.vocab_size, seed=7),
-        "ngram": lambda: NGramDrafter(min_match=1, branches=3),
-        "model": lambda: ModelDrafter(random_model(3), slots=slots, branching=(2, 1)),
-    }[drafter]()
-    auditor = CacheAuditor(model, slots)
-    loop = Loop(model, made, slots=slots, budget=DraftBudget(8, adaptive=False), observer=auditor)
-    results = loop.run(requests)
-    for name, r, result in zip(settings, requests, results, strict=True):
-        assert result.tokens == plain[r.sampling], name
-    assert loop.statistics.accepted > 0
+@pytest.mark.parametrize("drafter", ["tree", "ngram", "model"])
+def test_a_mixed_batch_writes_the_texts_of_plain_decoding(drafter, model, plain):
+    """Every setting beside every other, greedy and sampled: rejected drafts, siblings and neighbours leave no
+    trace, whatever the batch and its order."""
+    # What a model draws for sampled requests makes other texts.
+    settings = [*EDITS.values(), *(SAMPLED.values() if drafter != "model" else ())]
+    known = {tuple(request(p).prompt): plain[p] for p in settings}
+    for slots, order in ((4, 1), (len(settings), -1)):
+        made = {
+            "tree": lambda: RandomTreeDrafter(known, model.vocab_size, seed=7),
+            "ngram": lambda: NGramDrafter(min_match=1, branches=3),
+            "model": lambda slots=slots: ModelDrafter(random_model(3), slots=slots, branching=(2, 1)),
+        }[drafter]()
+        auditor = CacheAuditor(model, slots)
+        loop = Loop(model, made, slots=slots, budget=DraftBudget(8, adaptive=False), observer=auditor)
+        results = loop.run([request(p) for p in settings[::order]])
+        for params, result in zip(settings[::order], results, strict=True):
+            assert result.tokens == plain[params], params
+        assert loop.statistics.accepted > 0
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -145,7 +143,7 @@ def test_drawn_drafts_obey_the_masks(replacement, model):
 
 def test_the_target_as_its_own_drafter_is_always_right(model):
     """Draft rows and target rows are edited alike, each along its own path, so that p is q."""
-    for params in SAMPLED.values():
+    for params in (*EDITS.values(), *SAMPLED.values()):
         loop = Loop(model, ModelDrafter(model), budget=DraftBudget(4, adaptive=False))
         loop.run([request(params)])
         assert loop.statistics.acceptance_rate == 1.0, params
@@ -179,11 +177,17 @@ def test_the_callback_is_asked_only_about_texts_that_can_come(model):
     assert result.tokens == Loop(model).run([r])[0].tokens
 
 
-def test_a_callback_that_leaves_nothing_is_named(model):
-    params = SamplingParams(logits_processor=lambda tokens, logits: logits - math.inf)
-    for p in (params, replace(params, temperature=1.0)):
-        with pytest.raises(ValueError, match="logits_processor: the largest logit after it is -inf"):
-            Loop(model).run([request(p)])
+@pytest.mark.parametrize("rule", ["auto", "typical"])
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+def test_a_callback_that_leaves_nothing_is_named(value, rule, model):
+    params = SamplingParams(logits_processor=lambda tokens, logits: torch.full_like(logits, value))
+    sampled = request(SamplingParams(temperature=1.0, seed=1))
+    loop = Loop(model, slots=2, acceptance=rule)
+    for p in (params, replace(params, temperature=1.0), replace(params, temperature=1.0, top_p=0.5)):
+        for batch in ([request(p)], [request(p), sampled]):
+            with pytest.raises(ValueError, match=f"logits_processor: the largest logit after it is {value}"):
+                loop.run(batch)
+    assert loop.run([sampled])[0].tokens == Loop(model).run([sampled])[0].tokens
 
 
 def test_tokens_outside_the_vocabulary_are_refused_before_decoding(model):
@@ -191,15 +195,6 @@ def test_tokens_outside_the_vocabulary_are_refused_before_decoding(model):
         bad = Request(PROMPT, sampling=SamplingParams(**{name: value}))
         with pytest.raises(ValueError, match=rf"requests\[1\]\.sampling\.{name}: got token 61, want 0 to 60"):
             Loop(model).run([Request(PROMPT), bad])
-
-
-@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
-def test_every_seed_draws_its_own_numbers(seed, model):
-    """The operators take a seed's 64 bits; the first token is that of the rule in Python."""
-    params = SamplingParams(temperature=1.5, seed=seed)
-    logits = model.prefill([PROMPT], cache=model.new_cache(1), slots=[0])[0]
-    want = SeededDecisions(seed, len(PROMPT)).sample(0, process_logits(logits, params).numpy())
-    assert Loop(model).run([Request(PROMPT, max_new_tokens=1, sampling=params)])[0].tokens == [want]
 
 
 def test_a_tiny_top_p_is_greedy(model):
@@ -218,6 +213,29 @@ def test_an_inexact_rule_names_drafter_rule_and_kind(model):
         loop.run([request(SamplingParams(temperature=1.0, seed=0))])
     greedy = [request(SamplingParams())]  # nothing is drawn, and the rule decides nothing
     assert loop.run(greedy)[0].tokens == Loop(model).run(greedy)[0].tokens
+
+
+@pytest.mark.parametrize("rule", ["block", "k-seq"])
+def test_greedy_requests_follow_drawn_trees_alone_and_in_a_batch(rule, model):
+    """At temperature 0 a drafter may call its tree drawn: no rule is at work that could be inexact."""
+
+    class Drawn(RandomTreeDrafter):
+        def _one(self, asked):
+            if not asked.sampling.greedy:
+                return Proposal.empty()
+            tree = super()._one(asked).tree
+            row = torch.full((1, 61), 1 / 61)
+            return Proposal(tree, ProposalKind.IID, row.expand(len(tree), 61))  # siblings of many rows
+
+    batch = [request(SamplingParams()), request(SamplingParams(temperature=1.0, seed=3))]
+    texts = [r.tokens for r in Loop(model, slots=2).run(batch)]
+    for some in (batch[:1], batch):
+        known = {tuple(r.prompt): text for r, text in zip(batch, texts, strict=True)}
+        drafter = Drawn(known, model.vocab_size, seed=2)
+        budget = DraftBudget(8, adaptive=False)
+        loop = Loop(model, drafter, slots=2, budget=budget, acceptance=rule)
+        assert [r.tokens for r in loop.run(some)] == texts[: len(some)]
+        assert loop.statistics.accepted > 0
 
 
 @pytest.mark.parametrize("rule", ["auto", "speculative", "k-seq", "block", "traversal"])

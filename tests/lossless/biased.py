@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 from lossless.statistics import Numbers
-from lossless.toys import Drafts, Round, Text, Toy, Walk
-from specdec.acceptance import Stream, Verdict, categorical, k_seq
+from lossless.toys import Drafts, Round, Text, Toy, Walk, drawn_round, fixed_round
+from specdec.acceptance import Stream, Typical, Verdict, categorical, k_seq
 from specdec.acceptance.decisions import Row
+from specdec.acceptance.recursive import walk_recursive
+from specdec.acceptance.traversal import walk_traversal
+from specdec.acceptance.typical import walk_typical
 from specdec.acceptance.walking import Rows, children_of, path_to
 
 
@@ -78,6 +82,21 @@ def cut_chain(toy: Toy, length: int, cut: Cut, walk: Walk, keep: bool = False) -
     return round_
 
 
+def second_by_the_first(toy: Toy, replacement: bool, walk: Walk) -> Round:
+    """Rounds with a second child only where the first is not token 0: k depends on what was drawn, which
+    biases k-SEQ alone."""
+
+    def round_(text: Text, decide: Any) -> list[int]:
+        parents = [-1, 0]
+        nodes = Drafts(toy, text, parents, decide, replacement)
+        if nodes[1] != 0:
+            nodes.grow(0)
+        path, x = walk(nodes.p_target, nodes.p_draft, nodes, parents, decide)
+        return [*nodes.text(path[-1])[len(text) :], x]
+
+    return round_
+
+
 def unlikely(text: Text, q: np.ndarray, x: int) -> bool:
     """A draft that makes a drafter stop."""
     return bool(q[x] < 0.25)
@@ -128,6 +147,11 @@ def traversal_with_the_parents_chance(
             node = parent
 
 
+def typical(rule: Typical) -> Walk:
+    """Typical acceptance, which is lossy, of drawn drafts."""
+    return lambda p_target, p_draft, *nodes: walk_typical(p_target, *nodes, rule)
+
+
 class KeyedByPosition(Numbers):
     """Decisions whose tests are numbered by position in the text, not by round, as if no rule looked past the
     first rejection: a later round finds numbers that have made an earlier one stop. For chains."""
@@ -143,3 +167,37 @@ class DraftsKeyedByPosition(Numbers):
     def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
         """The draft at this position."""
         return categorical(q, self.number(self.position + parent, Stream.DRAFT))
+
+
+CHAIN, STAR, BINARY = [-1, 0, 1], [-1, -1, -1], [-1, -1, 0, 0, 1, 1]
+BIASED: dict[str, Callable[[Toy], Round]] = {
+    "naive residual": lambda toy: drawn_round(toy, CHAIN, True, resample_from_target),
+    "argmax draft, soft q": lambda toy: argmax_draft(drawn_round(toy, CHAIN, True, walk_recursive)),
+    "argmax draft, soft q, block": lambda toy: argmax_draft(drawn_round(toy, CHAIN, True, walk_traversal)),
+    "drops the unlikely draft": lambda toy: cut_chain(toy, 3, unlikely, walk_recursive),
+    "drops the unlikely draft, block": lambda toy: cut_chain(toy, 3, unlikely, walk_traversal),
+    "middle tier": lambda toy: cut_chain(toy, 3, middle_tier(toy), walk_recursive),
+    "siblings stay in p": lambda toy: fixed_round(
+        toy, STAR, lambda root: [(root + i) % 4 for i in (1, 2, 3)], siblings_without_removal
+    ),
+    "iid rule, drawn without replacement": lambda toy: drawn_round(toy, STAR, False, walk_recursive),
+    "rule without replacement, drawn iid": lambda toy: drawn_round(
+        toy, STAR, True, partial(walk_recursive, replacement=False)
+    ),
+    "iid traversal, drawn without replacement": lambda toy: drawn_round(toy, STAR, False, walk_traversal),
+    "traversal without replacement, drawn iid": lambda toy: drawn_round(
+        toy, STAR, True, partial(walk_traversal, replacement=False)
+    ),
+    "k-seq, drawn without replacement": lambda toy: drawn_round(toy, STAR, False, k_seq.walk_k_seq),
+    "k-seq, rho too small": lambda toy: drawn_round(toy, STAR, True, k_seq_below(0.8)),
+    "k-seq, second child by the first": lambda toy: second_by_the_first(toy, True, k_seq.walk_k_seq),
+    "traversal, chance of the parent stays": lambda toy: drawn_round(
+        toy, BINARY, True, traversal_with_the_parents_chance
+    ),
+    "block, chance of the parent stays": lambda toy: drawn_round(
+        toy, CHAIN, True, traversal_with_the_parents_chance
+    ),
+    "typical": lambda toy: drawn_round(toy, CHAIN, True, typical(Typical())),
+    "typical, strict": lambda toy: drawn_round(toy, CHAIN, True, typical(Typical(0.5, 0.6))),
+}
+"""Rounds over four tokens that do not have the target's law; every check has to detect each of them."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Collection
 
 import numpy as np
 from scipy import stats
 
 from lossless.grid import uniform_grid
-from specdec.acceptance import Stream, categorical
-from specdec.acceptance.rng import DRAFT_CHILD_BITS, RACE_TOKEN_BITS
+from specdec.acceptance import Stream, categorical, draw_tokens
 
 # At least as many as there are chi-square tests of real rules in the whole suite, for Bonferroni; seeds are
 # fixed, so the suite is deterministic.
@@ -58,14 +57,8 @@ class Numbers:
 
     def draft(self, parent: int, rank: int, q: np.ndarray, elder: Collection[int] | None) -> int:
         """The child of this rank: drawn from q, or the one that arrives then in a race (Gumbel top-k)."""
-        if elder is None:
-            draw = (parent << DRAFT_CHILD_BITS) + rank
-            return categorical(q, self.number(self.position, Stream.DRAFT, draw))
-        arrivals = np.full(len(q), np.inf)
-        for x in np.flatnonzero(q).tolist():
-            u = self.number(self.position, Stream.RACE, (parent << RACE_TOKEN_BITS) + x)
-            arrivals[x] = -math.log1p(-u) / q[x]
-        return int(np.argsort(arrivals, kind="stable")[rank])
+        number = functools.partial(self.number, self.position)
+        return draw_tokens(q, rank + 1, parent, number, replacement=elder is None)[rank]
 
 
 def sampled_texts(

@@ -6,6 +6,7 @@ proofs run. `margin` says how far a decision was from going the other way.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -13,14 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.acceptance import Stream, categorical, uniform
-from specdec.acceptance.decisions import SeededDecisions
+from specdec import acceptance
+from specdec.acceptance import SeededDecisions, Stream, uniform
+from specdec.acceptance.greedy import walk_greedy
 from specdec.acceptance.round import walk
-from specdec.acceptance.walking import path_to
 from specdec.ops import Accepted, AcceptRule
 
 Array = NDArray[np.float64]
-
 
 DRAW_SCALE = 64.0
 """A draw from a row knows its cumulative sums that much better than a test knows the ratio it is about, whose
@@ -146,19 +146,11 @@ def accept_greedy(
         length = tokens.shape[1] if lengths is None else int(lengths[b])
         if length == 0:
             continue
-        above = list(range(-1, length - 1)) if parents is None else parents[b, :length].tolist()
-
-        def best(node: int, b: int = b) -> int:
-            row = logits[b, node].float()
-            bad = row.isnan().any() or not row.max().isfinite()
-            return -1 if bad else int((row == row.max()).nonzero()[0])
-
-        depth = {0: 0}
-        for n in range(1, length):
-            if above[n] in depth and int(tokens[b, n]) == best(above[n]):
-                depth[n] = depth[above[n]] + 1
-        leaf = max(depth, key=depth.__getitem__)  # the first of the deepest
-        _write(result, b, path_to(leaf, above), best(leaf))
+        above = range(-1, length - 1) if parents is None else parents[b, :length].tolist()
+        rows = logits[b, :length].float().numpy()
+        path, x = walk_greedy(rows.__getitem__, tokens[b, :length].tolist(), list(above))
+        last = rows[path[-1]]
+        _write(result, b, path, x if np.isfinite(last.max()) else -1)
     return result
 
 
@@ -177,19 +169,8 @@ def draw_tokens(
 ) -> Tensor:
     tokens = torch.full((len(probs), count), -1)
     for r, row in enumerate(probs.double().numpy()):
-        seed, position, node = int(seeds[r]) % 2**64, int(positions[r]), int(nodes[r])
-        total = row.sum()
-        if not (total > 0 and math.isfinite(total)):
-            continue
-        if replacement:
-            numbers = [uniform(seed, position, Stream.DRAFT, (node << 8) + k) for k in range(count)]
-            drawn = [categorical(row, u) for u in numbers]
-        else:
-            arrivals = {
-                x: -math.log1p(-uniform(seed, position, Stream.RACE, (node << 21) + x)) / row[x]
-                for x in np.flatnonzero(row).tolist()
-            }
-            drawn = sorted(arrivals, key=arrivals.__getitem__)[:count]
+        number = functools.partial(uniform, int(seeds[r]) % 2**64, int(positions[r]))
+        drawn = acceptance.draw_tokens(row, count, int(nodes[r]), number, replacement=replacement)
         tokens[r, : len(drawn)] = torch.tensor(drawn)
     return tokens
 

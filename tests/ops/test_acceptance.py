@@ -44,7 +44,7 @@ def test_decisions_match_float64(backend: Backend, rule: AcceptRule, tree: bool)
     assert accepted > 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_greedy(backend: Backend, dtype: torch.dtype) -> None:
     for V in backend.some([1, 2, 5, 127, 129, 4096, 8193, 33]):
@@ -64,7 +64,8 @@ def test_greedy(backend: Backend, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("backend", COMPILED)
 def test_temperature_zero_is_greedy(backend: Backend) -> None:
-    for rule in AcceptRule:
+    # Without replacement the second child of a one-hot row has probability 0 and is refused, as it has to be.
+    for rule in sorted(set(AcceptRule) - set(WITHOUT_REPLACEMENT)):
         case = random_round(3, rule, B=6, N=6, V=200, tree=rule % 2 == 0)
         case["temperature"] = torch.zeros(6)
         if rule != AcceptRule.FOLLOW:  # a drafter at temperature 0 draws the argmax of its own row
@@ -74,8 +75,6 @@ def test_temperature_zero_is_greedy(backend: Backend) -> None:
                 if 0 < n < case["lengths"][b]:
                     case["tokens"][b, n] = best[case["draft_rows"][b, n]]
         sampled = backend.accept_sampled(**case)
-        if rule in WITHOUT_REPLACEMENT:
-            continue  # the second child of a one-hot row has probability 0 and is refused, as it has to be
         greedy = backend.accept_greedy(*(case[name] for name in ("logits", "tokens", "parents", "lengths")))
         assert torch.equal(sampled.path_lengths, greedy.path_lengths)
         assert torch.equal(sampled.next_token, greedy.next_token)

@@ -175,6 +175,7 @@ def _row(
     )
     row["speedup"] = None if m.mismatches else _geometric_mean(map(median, ratios))
     row["mean_accepted_length"] = sum(r.emitted for r in every) / rounds
+    row["drafted"] = drafted  # in all runs
     row["acceptance_rate"] = sum(r.accepted for r in every) / drafted if drafted else 0.0
     deciding = [r.accept_seconds for r in every if r.accept_seconds is not None]
     measured_apart = len(deciding) == len(every)

@@ -38,6 +38,12 @@ def acceptance_label(row: Row) -> str:
     return str(rule) if is_lossless(str(rule)) else f"{rule} (LOSSY)"
 
 
+def _accepted(row: Row) -> str:
+    if row["drafter"] is None:
+        return ""
+    return f"{row['acceptance_rate']:.0%}" if row["drafted"] else "no drafts"
+
+
 def table_of(rows: Sequence[Row]) -> Table:
     """Rows over all prompts are set in bold, those of a kind follow them."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -57,7 +63,7 @@ def table_of(rows: Sequence[Row]) -> Table:
             f"{row['tokens_per_second']:.0f}",
             f"{row['rounds_per_second']:.0f}",
             f"{row['mean_accepted_length']:.2f}",
-            f"{row['acceptance_rate']:.0%}" if row["drafter"] is not None else "",
+            _accepted(row),
             f"{row['acceptance_share']:.1%}" if row["acceptance_share"] is not None else "",
             Text("mismatch", style="bold red") if row["speedup"] is None else f"{row['speedup']:.2f}x",
             style="bold" if kind is None else "",
