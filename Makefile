@@ -17,9 +17,11 @@ $(BIN)/python:
 
 # A torch that the environment already has is kept, whatever its build; otherwise the CPU build of this version.
 $(STAMP): $(BIN)/python $(SOURCES) tools/install_torch.py
+	@echo "1 of 2: torch (a large download where it is missing) and the build tools"
 	$(BIN)/python tools/install_torch.py
 	$(BIN)/python -m pip install -q "setuptools>=77" wheel "cmake>=3.20" ninja "pybind11>=2.12"
-	@echo "building the operators: some minutes the first time"
+	@echo "2 of 2: the C++ operators, on x86 for three instruction sets (portable, AVX2, AVX-512), and the tools of tests:"
+	@echo "        nothing is printed until they are built, some minutes the first time"
 	$(BIN)/python -m pip install -q --no-build-isolation --editable ".[test,dev]"
 	touch $(STAMP)
 

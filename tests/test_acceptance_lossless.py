@@ -310,6 +310,14 @@ def test_growing_below_the_likelier_sibling_is_exact(rule: str) -> None:
     assert error(rounds, toy) <= EXACT
 
 
+@pytest.mark.parametrize("rule", [rule for rule in DRAWN if rule != "k-seq"])
+def test_a_second_child_by_the_first_is_exact(rule: str) -> None:
+    """How many children a node has may depend on the elder ones, but not under k-SEQ (see the controls)."""
+    code, independent = DRAWN[rule]
+    for toy in (Toy.random(1, SOFT, vocab=3), Toy.random(50, SOFT)):
+        assert error(biased.second_by_the_first(toy, independent, partial(walk, code)), toy) <= EXACT
+
+
 # --- controls ---
 
 

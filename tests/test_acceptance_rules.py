@@ -243,7 +243,7 @@ def test_errors_name_the_argument() -> None:
     def decide(tokens: list[int], proposal: Proposal) -> None:
         decide_round(logits, tokens, proposal, params, None, SeededDecisions(0, 0))
 
-    with pytest.raises(ValueError, match="auto is not exact for a tree of kind WITHOUT_REPLACEMENT"):
+    with pytest.raises(ValueError, match="auto is not exact for a tree drawn without replacement"):
         decide([0, 1, 2], Proposal(fork, ProposalKind.WITHOUT_REPLACEMENT, rows))
     with pytest.raises(ValueError, match=r"draft_probs: got None, want \[R, 9\]"):
         decide([0, 1, 2], Proposal(line, ProposalKind.IID))
@@ -258,10 +258,14 @@ def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"logits: got \(3, 9\), want \[N, V\] for N = 2"):
         decide([0, 1], NO_DRAFTS)
     logits[0, 3] = float("nan")
-    with pytest.raises(ValueError, match="positive finite sum"):
+    with pytest.raises(ValueError, match="logits: the largest of node 0 is nan after edits"):
         decide([0, 1, 2], Proposal(line, ProposalKind.DETERMINISTIC))
 
 
+DRAWN = {
+    ProposalKind.IID: "independently",
+    ProposalKind.WITHOUT_REPLACEMENT: "without replacement",
+}
 EXACT_RULES = {  # name, kind, chain -> the rule; what is missing is an error
     ("auto", "IID", True): AcceptRule.TRAVERSAL,
     ("auto", "IID", False): AcceptRule.TRAVERSAL,
@@ -294,7 +298,7 @@ def test_pairing_of_rules_and_proposals(name: str) -> None:
             elif (name, kind.name, chain) in EXACT_RULES:
                 assert resolve_rule(name, kind, chain=chain) is EXACT_RULES[name, kind.name, chain]
             else:
-                with pytest.raises(ValueError, match=f"{name} is not exact for a tree of kind {kind.name}"):
+                with pytest.raises(ValueError, match=f"{name} is not exact for a tree drawn {DRAWN[kind]}"):
                     resolve_rule(name, kind, chain=chain)
     assert RULES[name].lossless == (name != "typical")
     assert ("LOSSY" in RULES[name].description) == (name == "typical")

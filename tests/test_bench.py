@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,11 +224,35 @@ def test_sampled_command_compares_rules(tmp_path: Path) -> None:
     assert 1.0 < rows[1]["mean_accepted_length"] <= 12.0
     assert contender_label(rows[1]) == "specla, exit:2, block"
     assert plot.stat().st_size > 1000
-    tree = ["--draft-tree", "2,2,1", "--acceptance", "traversal,k-seq", "--drafter", "exit:2"]
+    assert "LOSSY" not in result.stdout
+    # Off a terminal there is a line for each of the prompts.
+    lines = result.stderr.splitlines()
+    assert len(lines) == len(json.loads(_prompt_file(tmp_path).read_text()))
+    assert re.match(rf"specdec: 1 of {len(lines)} measured, \d+ s: batch 1, ", lines[0])
+    tree = ["--draft-tree", "2,2,1", "--acceptance", "auto,traversal,k-seq", "--drafter", "exit:2"]
     result = RUNNER.invoke(app, [*args[:-4], *tree])
     assert result.exit_code == 0, result.output
     assert "exit:2 tree 2,2,1" in result.stdout
     assert "k-seq" in result.stdout
+    bold = [line for line in result.stdout.splitlines() if "exit:2 tree" in line and " all " in line]
+    assert len(bold) == 2  # auto and traversal are one
+
+
+def test_a_lossy_rule_is_called_so_in_table_and_rows(tmp_path: Path) -> None:
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    args = ["bench", "--prompts", str(_prompt_file(tmp_path)), "--max-new-tokens", "6", "--repeats", "1"]
+    args += ["--temperature", "0.8", "--drafter", "exit:2", "--acceptance", "typical,auto"]
+    result = RUNNER.invoke(app, [*args, "--json", str(out), "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    assert "typical (LOSSY)" in result.stdout
+    assert result.stdout.count("typical is LOSSY") == 1
+    rows = [r for r in json.loads(out.read_text())["rows"] if "kind" not in r]
+    assert [(r["acceptance"], r["lossless"]) for r in rows] == [
+        (None, True),
+        ("typical", False),
+        ("block", True),
+    ]
+    assert contender_label(rows[1]) == "specla, exit:2, typical (LOSSY)"
 
 
 def test_fixed_drafts_do_not_ask_what_pays(tmp_path: Path) -> None:

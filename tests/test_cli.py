@@ -215,11 +215,33 @@ def test_a_lossy_rule_says_so() -> None:
     record = _json(*args, "--acceptance", "typical")
     assert (record["acceptance"], record["lossless"]) == ("typical", False)
     exact = _json(*args)
-    assert (exact["acceptance"], exact["lossless"]) == ("auto", True)
+    assert (exact["acceptance"], exact["lossless"]) == ("block", True)
     assert "lossless" not in _json(PROMPT, *drafting)  # greedy: no rule is at work
-    for rule, words in (("typical", "typical: LOSSY"), ("speculative", "speculative")):
+    for rule, words in (("typical", "typical: LOSSY"), ("speculative", "speculative"), ("auto", "block")):
         panel = RUNNER.invoke(app, ["generate", *args, "--acceptance", rule]).stderr
         assert re.search(f"acceptance +{words}", panel)
+
+
+def test_what_decided_is_told_where_there_was_something_to_decide() -> None:
+    args = (PROMPT, "--max-new-tokens", "3", "--temperature", "1", "--seed", "1")
+    assert _json(*args)["acceptance"] == "follow"
+    tree = _json(*args, "--drafter", "exit:1", "--draft-tree", "2,1")
+    assert (tree["acceptance"], tree["lossless"]) == ("traversal", True)
+    plain = _json(*args, "--method", "autoregressive")
+    assert (plain["acceptance"], plain["lossless"]) == (None, True)
+    panel = RUNNER.invoke(app, ["generate", "x", *args[1:]]).stderr
+    assert re.search("acceptance +follow, but nothing was drafted", panel)
+
+
+def test_the_panel_says_what_drawn_drafts_keep_and_that_they_did_not_pay() -> None:
+    args = ["generate", PROMPT, "--max-new-tokens", "16", "--temperature", "1", "--seed", "1", "--compare"]
+    args += ["--drafter", "exit:9"]  # nine of ten layers are too dear a drafter for the budget
+    panel = RUNNER.invoke(app, args).stderr
+    assert re.search(r"drafting +in 0 of 15 rounds: cut back", panel)
+    panel = RUNNER.invoke(app, [*args, "--fixed-draft", "--max-draft", "3"]).stderr
+    assert "cut back" not in panel
+    assert "other tokens" in panel
+    assert "drawn drafts keep the distribution" in panel
 
 
 @pytest.mark.parametrize(
@@ -234,9 +256,12 @@ def test_a_lossy_rule_says_so() -> None:
             ["generate", "x", "--method", "autoregressive", "--drafter", "ngram"],
             ["--drafter", "autoregressive"],
         ),
-        (["generate", "x", "--max-new-tokens", "0"], ["--max-new-tokens"]),
+        (
+            ["generate", "x", "--max-new-tokens", "0"],
+            ["--max-new-tokens: got 0, want an integer, at least 1"],
+        ),
         (["generate", "x", "--max-new-tokens", "many"], ["--max-new-tokens"]),
-        (["generate", "x", "--temperature", "-1"], ["--temperature"]),
+        (["generate", "x", "--temperature", "-1"], ["--temperature: got -1.0, want 0 (greedy) or"]),
         (["generate", "x", "--temperature", "nan"], ["--temperature"]),
         (["generate", "x", "--temperature", "1e-310"], ["--temperature: got 1e-310, want 0 (greedy) or"]),
         (["generate", "x", "--temperature", "inf"], ["--temperature"]),
@@ -248,13 +273,21 @@ def test_a_lossy_rule_says_so() -> None:
         (["generate", "x", "--max-new-tokens", "2.5"], ["--max-new-tokens"]),
         (["generate", "x", "--top-p", "0"], ["--top-p"]),
         (["generate", "x", "--repetition-penalty", "0"], ["--repetition-penalty"]),
-        (["generate", "x", "--seed", "-1"], ["--seed"]),
+        (["generate", "x", "--seed", "-1"], ["--seed: got -1"]),
+        (["generate", "x", "--top-k", "-1"], ["--top-k: got -1"]),
+        (["generate", "x", "--max-draft", "64"], ["--max-draft: got 64, want an integer, from 1 to 63"]),
+        (["generate", "x", "--method", "autoregressive", "--fixed-draft"], ["--fixed-draft: no method"]),
+        (["generate", "x", "--drafter", "exit:0"], ["--drafter: got 'exit:0', want exit:N, N from 1"]),
         (["generate", "x", "--presence-penalty", "2.5"], ["--presence-penalty: got 2.5", "-2 to 2"]),
         (["generate", "x", "--frequency-penalty", "nan"], ["--frequency-penalty: got nan"]),
         (["generate", "x", "--logit-bias", "5"], ["--logit-bias: got '5', want TOKEN=BIAS"]),
         (["generate", "x", "--logit-bias", "a=1"], ["--logit-bias: got 'a=1'"]),
-        (["generate", "x", "--logit-bias", "-4=1"], ["--logit-bias: got the token -4"]),
-        (["generate", "x", "--logit-bias", "7=inf"], ["--logit-bias[7]: got inf", "banned"]),
+        (["generate", "x", "--logit-bias", "-4=1"], ["--logit-bias: got '-4=1', want TOKEN=BIAS"]),
+        (["generate", "x", "--logit-bias", "7=inf"], ["--logit-bias: got '7=inf'", "--banned-tokens"]),
+        (
+            ["generate", "x", "--logit-bias", "7=1", "--logit-bias", "7=2"],
+            ["--logit-bias: got the token 7 twice"],
+        ),
         (["generate", "x", "--logit-bias", "4096=1"], ["--logit-bias: got token 4096, want 0 to 4095"]),
         (["generate", "x", "--allowed-tokens", ""], ["--allowed-tokens: got ''"]),
         (["generate", "x", "--allowed-tokens", "9-5"], ["--allowed-tokens: got '9-5'"]),
@@ -268,7 +301,7 @@ def test_a_lossy_rule_says_so() -> None:
                 *["generate", "x", "--temperature", "1", "--acceptance", "block"],
                 *["--drafter", "model:gdn-code", "--draft-tree", "2"],
             ],
-            ["--acceptance: block is not exact", "traversal"],
+            ["--acceptance: block is not exact for a tree drawn without replacement", "traversal"],
         ),
         (["generate", "x", "--acceptance", "block"], ["--acceptance: at temperature 0 no rule is at work"]),
         (
@@ -277,10 +310,10 @@ def test_a_lossy_rule_says_so() -> None:
         ),
         (["generate", "x", "--draft-tree", "2,2"], ["--draft-tree: got 2,2, but only", "exit:N"]),
         (["generate", "x", "--oracle-p", "0.5"], ["--oracle-p: got 0.5, but only"]),
-        (["generate", "x", "--logprobs", "-1", "--json"], ["--logprobs"]),
+        (["generate", "x", "--logprobs", "-1", "--json"], ["--logprobs: got -1"]),
         (["generate", "x", "--logprobs", "2"], ["--logprobs", "--json"]),
         (["generate", "x", "--dtype", "float64"], ["--dtype", "float32", "bfloat16"]),
-        (["generate", "x", "--oracle-p", "2"], ["--oracle-p"]),
+        (["generate", "x", "--oracle-p", "2"], ["--oracle-p: got 2.0"]),
         (["generate", "x", "--stop", ""], ["--stop"]),
         (["generate", "x", "y"], ["y"]),
         (["generate", "--nonsense"], ["--nonsense"]),
@@ -293,6 +326,9 @@ def test_a_lossy_rule_says_so() -> None:
         (["bench", "--batch", "1.5"], ["--batch"]),
         (["bench", "--methods", "magic"], ["--methods", "magic", "reference"]),
         (["bench", "--batch", "0"], ["--batch"]),
+        (["bench", "--repeats", "0"], ["--repeats: got 0"]),
+        (["bench", "--max-new-tokens", "1"], ["--max-new-tokens: got 1, want an integer, at least 2"]),
+        (["bench", "--methods", "autoregressive", "--fixed-draft"], ["--fixed-draft: no method"]),
         (["bench", "--prompts", "nowhere.json"], ["--prompts", "nowhere.json"]),
         (["bench", "--json", "nowhere/out.json"], ["--json", "nowhere"]),
         (["bench", "--plot", "out.txt"], ["--plot", ".png"]),

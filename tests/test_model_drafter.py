@@ -98,7 +98,7 @@ def test_a_ragged_batch_drafts_the_trees_of_single_sequences(model, branching, r
             logits = model.prefill([[*prompt, *path]], cache=model.new_cache(1), slots=[0])[0]
             # The prefill rounds otherwise: logits of up to 10 differ by 10 x 2^-24 times the root of some
             # 1000 products (64 wide, two layers of eight sums), 2e-5; a probability by twice that.
-            torch.testing.assert_close(row, process_logits(logits, SAMPLED), rtol=4e-5, atol=1e-6)
+            torch.testing.assert_close(row, process_logits(logits, SAMPLED), rtol=4e-5, atol=0)
 
 
 def test_greedy_requests_get_the_likeliest_tokens(model):

@@ -51,6 +51,11 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 
+def __dir__() -> list[str]:
+    """Also what was not imported yet."""
+    return sorted({*globals(), *_HOME})
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:

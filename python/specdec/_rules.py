@@ -30,3 +30,11 @@ RULES: Mapping[str, Rule] = {
     "typical": Rule("LOSSY, drafts that the target finds typical (Medusa)", lossless=False),
 }
 """By the name that `acceptance` options and arguments take; docs/lossless.md states them."""
+
+FOLLOW = "follow"
+"""What decides about drafts that were not drawn: every lossless rule comes to this."""
+
+
+def is_lossless(decided: str | None) -> bool:
+    """Whether the text keeps the target's law where this decides: a name in `RULES`, `FOLLOW`, or None."""
+    return decided is None or decided not in RULES or RULES[decided].lossless

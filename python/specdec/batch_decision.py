@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -15,6 +14,7 @@ from torch import Tensor
 from specdec import ops
 from specdec.acceptance import SeededDecisions, SequenceRows, Typical, decide_round, edit_logits, rule_for
 from specdec.acceptance.processing import own_copy
+from specdec.acceptance.round import NoFiniteMaximumError
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.ops.acceptance import AcceptRule
@@ -27,6 +27,8 @@ class BatchSettings:
 
     Attributes:
         greedy: whether all of them are.
+        edited: whether anything is done to logits of one of them before the temperature.
+        told: whether log-probabilities of one of them are wanted.
         sampling: [B] their rows' parameters.
         seeds: int64 [B], the bits of unsigned numbers.
         rules: int32 [B], of the round being decided; `rules_written` is its memory.
@@ -34,6 +36,8 @@ class BatchSettings:
     """
 
     greedy: bool
+    edited: bool
+    told: bool
     sampling: SamplingTensors
     seeds: Tensor
     rules: Tensor
@@ -48,6 +52,8 @@ class BatchSettings:
         rules, positions = np.zeros(len(params), np.int32), np.zeros(len(params), np.int64)
         return cls(
             all(p.greedy for p in params),
+            any(p.edited for p in params),
+            any(s.request.logprobs is not None for s in sequences),
             SamplingTensors.of(params),
             seed_bits([s.result.seed for s in sequences]),
             torch.from_numpy(rules),
@@ -96,21 +102,24 @@ def decide_batch(
             gave something else than a row of logits.
     """
     # A verification sweeps the interpreter out of the caches: every call of torch below is felt.
-    raw = [None if s.request.logprobs is None else _unedited(logits[b], s) for b, s in enumerate(sequences)]
+    raw: list[Tensor | None] = [None] * len(sequences)
+    if settings.told:
+        raw = [_unedited(logits[b], s) for b, s in enumerate(sequences)]
     if not settings.greedy and isinstance(rule, Typical):
         return [
             _decide_alone(s, p, logits[b, : 1 + len(p.tree)], rule, raw[b])
             for b, (s, p) in enumerate(zip(sequences, proposals, strict=True))
         ]
-    edits = [_rows(s, p) for s, p in zip(sequences, proposals, strict=True)]
-    if any(edits):
-        edit_logits(logits, edits)
+    if settings.edited:
+        edit_logits(logits, [_rows(s, p) for s, p in zip(sequences, proposals, strict=True)])
     if settings.greedy:
         accepted = ops.accept_greedy(logits, batch.tokens, parents=batch.parents, lengths=batch.lengths)
     else:
+        settings.rules_written.fill(AcceptRule.FOLLOW)
         for b, (s, p) in enumerate(zip(sequences, proposals, strict=True)):
-            settings.rules_written[b] = _rule(rule, s, p, drafter)
             settings.positions_written[b] = s.position
+            if batch.draft_probs is not None:
+                settings.rules_written[b] = _rule(rule, s, p, drafter)
         accepted = ops.accept_sampled(
             logits,
             batch.tokens,
@@ -136,8 +145,10 @@ def decide_batch(
     return decided
 
 
-def _unedited(logits: Tensor, sequence: ActiveSequence) -> Tensor:
-    """The rows of a sequence as they are now; a copy where they will be edited."""
+def _unedited(logits: Tensor, sequence: ActiveSequence) -> Tensor | None:
+    """The rows of a sequence whose log-probabilities are wanted; a copy where they will be edited."""
+    if sequence.request.logprobs is None:
+        return None
     return own_copy(logits) if sequence.request.sampling.edited else logits
 
 
@@ -164,18 +175,18 @@ def _decide_alone(
     sequence: ActiveSequence, proposal: Proposal, logits: Tensor, rule: str | Typical, raw: Tensor | None
 ) -> Decided:
     """A rule without an operator, on rows that are edited when it comes to them."""
-    largest = float(logits.max())
-    if not math.isfinite(largest):
-        raise _not_finite(sequence, largest)
-    path, token = decide_round(
-        logits,
-        [sequence.root, *proposal.tree.tokens],
-        proposal,
-        sequence.request.sampling,
-        sequence.history,
-        SeededDecisions(sequence.result.seed, sequence.position),
-        rule,
-    )
+    try:
+        path, token = decide_round(
+            logits,
+            [sequence.root, *proposal.tree.tokens],
+            proposal,
+            sequence.request.sampling,
+            sequence.history,
+            SeededDecisions(sequence.result.seed, sequence.position),
+            rule,
+        )
+    except NoFiniteMaximumError as error:
+        raise _not_finite(sequence, error.largest) from None
     return Decided(path, token, raw)
 
 

@@ -128,6 +128,7 @@ class Statistics:
         rounds: verification rounds, counted per sequence.
         emitted: tokens emitted by those rounds (the first token of a sequence comes from its prefill and is
             not counted).
+        drafting_rounds: those of the rounds that had drafts to verify.
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
         drafted_at: verified draft tokens by depth below the last emitted token, from 1.
@@ -137,6 +138,7 @@ class Statistics:
 
     rounds: int = 0
     emitted: int = 0
+    drafting_rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     drafted_at: list[int] = field(default_factory=list)
@@ -175,6 +177,7 @@ class Statistics:
         for depth in range(accepted):
             self.accepted_at[depth] += 1
         self.rounds += 1
+        self.drafting_rounds += bool(drafted_depths)
         self.drafted += len(drafted_depths)
         self.accepted += accepted
 
@@ -183,6 +186,7 @@ class Statistics:
         s = self.seconds
         return {
             "rounds": self.rounds,
+            "drafting_rounds": self.drafting_rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "mean_accepted_length": self.mean_accepted_length,

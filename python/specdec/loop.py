@@ -29,6 +29,7 @@ from specdec.batch_decision import BatchSettings, Decided, decide_batch
 from specdec.budget import DraftBudget, SequenceBudget
 from specdec.cache import DecodingCache, Round, path_tensor
 from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
+from specdec.drafters.checking import check_proposals
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
@@ -110,7 +111,8 @@ class Loop:
         Raises:
             ValueError: a request is none, or a token of its prompt or its sampling parameters is outside the
                 vocabulary (then nothing was decoded); the model gives logits that are not finite, the drafter
-                breaks its limits, or `acceptance` is not exact for its proposals.
+                breaks its limits or gives rows that are no distributions, or `acceptance` is not exact for
+                its proposals.
             RuntimeError: the loop is decoding other requests.
         """
         results: list[Result] = []
@@ -337,7 +339,7 @@ class Loop:
         ]
         start = perf_counter()
         proposals = drafter.propose(requests) if any(depths) else [Proposal.empty()] * len(active)
-        self._check_proposals(requests, proposals)
+        check_proposals(drafter.name, requests, proposals, self.model.vocab_size)
         drafted = sum(len(p.tree) for p in proposals)
         if not free:
             budget.observe_draft(drafted, perf_counter() - start)
@@ -356,25 +358,6 @@ class Loop:
             return None
         cost = cast(CostlyDrafter, self.drafter).step_cost(self.model)
         return self.budget.for_sequence(self._levels, cost)
-
-    def _check_proposals(self, requests: Sequence[DraftRequest], proposals: Sequence[Proposal]) -> None:
-        """A drafter's mistake is reported as the drafter's, before the target sees it."""
-        name = self.drafter.name if self.drafter is not None else ""
-        if len(proposals) != len(requests):
-            raise ValueError(f"drafter {name}: got {len(proposals)} proposals, want {len(requests)}")
-        vocab_size = self.model.vocab_size
-        for request, proposal in zip(requests, proposals, strict=True):
-            tokens = proposal.tree.tokens
-            if len(tokens) > request.max_nodes:
-                raise ValueError(
-                    f"drafter {name}: got {len(tokens)} nodes for slot {request.slot}, "
-                    f"want at most {request.max_nodes}"
-                )
-            if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-                raise ValueError(
-                    f"drafter {name}: got tokens from {min(tokens)} to {max(tokens)}, "
-                    f"want 0 to {vocab_size - 1}"
-                )
 
     def _decide(
         self,

@@ -177,11 +177,17 @@ def test_the_callback_is_asked_only_about_texts_that_can_come(model):
     assert result.tokens == Loop(model).run([r])[0].tokens
 
 
-def test_a_callback_that_leaves_nothing_is_named(model):
-    params = SamplingParams(logits_processor=lambda tokens, logits: logits - math.inf)
-    for p in (params, replace(params, temperature=1.0)):
-        with pytest.raises(ValueError, match="logits_processor: the largest logit after it is -inf"):
-            Loop(model).run([request(p)])
+@pytest.mark.parametrize("rule", ["auto", "typical"])
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+def test_a_callback_that_leaves_nothing_is_named(value, rule, model):
+    params = SamplingParams(logits_processor=lambda tokens, logits: torch.full_like(logits, value))
+    sampled = request(SamplingParams(temperature=1.0, seed=1))
+    loop = Loop(model, slots=2, acceptance=rule)
+    for p in (params, replace(params, temperature=1.0), replace(params, temperature=1.0, top_p=0.5)):
+        for batch in ([request(p)], [request(p), sampled]):
+            with pytest.raises(ValueError, match=f"logits_processor: the largest logit after it is {value}"):
+                loop.run(batch)
+    assert loop.run([sampled])[0].tokens == Loop(model).run([sampled])[0].tokens
 
 
 def test_tokens_outside_the_vocabulary_are_refused_before_decoding(model):
@@ -202,11 +208,34 @@ def test_a_tiny_top_p_is_greedy(model):
 def test_an_inexact_rule_names_drafter_rule_and_kind(model):
     drafter = ModelDrafter(random_model(3), branching=(2,), replacement=True)
     loop = Loop(model, drafter, budget=DraftBudget(6, adaptive=False), acceptance="block")
-    message = "drafter model: acceptance: block is not exact for a tree of kind IID"
+    message = "drafter model: acceptance: block is not exact for a tree drawn independently"
     with pytest.raises(ValueError, match=message):
         loop.run([request(SamplingParams(temperature=1.0, seed=0))])
     greedy = [request(SamplingParams())]  # nothing is drawn, and the rule decides nothing
     assert loop.run(greedy)[0].tokens == Loop(model).run(greedy)[0].tokens
+
+
+@pytest.mark.parametrize("rule", ["block", "k-seq"])
+def test_greedy_requests_follow_drawn_trees_alone_and_in_a_batch(rule, model):
+    """At temperature 0 a drafter may call its tree drawn: no rule is at work that could be inexact."""
+
+    class Drawn(RandomTreeDrafter):
+        def _one(self, asked):
+            if not asked.sampling.greedy:
+                return Proposal.empty()
+            tree = super()._one(asked).tree
+            row = torch.full((1, 61), 1 / 61)
+            return Proposal(tree, ProposalKind.IID, row.expand(len(tree), 61))  # siblings of many rows
+
+    batch = [request(SamplingParams()), request(SamplingParams(temperature=1.0, seed=3))]
+    texts = [r.tokens for r in Loop(model, slots=2).run(batch)]
+    for some in (batch[:1], batch):
+        known = {tuple(r.prompt): text for r, text in zip(batch, texts, strict=True)}
+        drafter = Drawn(known, model.vocab_size, seed=2)
+        budget = DraftBudget(8, adaptive=False)
+        loop = Loop(model, drafter, slots=2, budget=budget, acceptance=rule)
+        assert [r.tokens for r in loop.run(some)] == texts[: len(some)]
+        assert loop.statistics.accepted > 0
 
 
 @pytest.mark.parametrize("rule", ["auto", "speculative", "k-seq", "block", "traversal"])

@@ -82,6 +82,21 @@ def cut_chain(toy: Toy, length: int, cut: Cut, walk: Walk, keep: bool = False) -
     return round_
 
 
+def second_by_the_first(toy: Toy, replacement: bool, walk: Walk) -> Round:
+    """Rounds with a second child only where the first is not token 0: k depends on what was drawn, which
+    biases k-SEQ alone."""
+
+    def round_(text: Text, decide: Any) -> list[int]:
+        parents = [-1, 0]
+        nodes = Drafts(toy, text, parents, decide, replacement)
+        if nodes[1] != 0:
+            nodes.grow(0)
+        path, x = walk(nodes.p_target, nodes.p_draft, nodes, parents, decide)
+        return [*nodes.text(path[-1])[len(text) :], x]
+
+    return round_
+
+
 def unlikely(text: Text, q: np.ndarray, x: int) -> bool:
     """A draft that makes a drafter stop."""
     return bool(q[x] < 0.25)
@@ -175,6 +190,7 @@ BIASED: dict[str, Callable[[Toy], Round]] = {
     ),
     "k-seq, drawn without replacement": lambda toy: drawn_round(toy, STAR, False, k_seq.walk_k_seq),
     "k-seq, rho too small": lambda toy: drawn_round(toy, STAR, True, k_seq_below(0.8)),
+    "k-seq, second child by the first": lambda toy: second_by_the_first(toy, True, k_seq.walk_k_seq),
     "traversal, chance of the parent stays": lambda toy: drawn_round(
         toy, BINARY, True, traversal_with_the_parents_chance
     ),

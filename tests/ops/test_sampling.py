@@ -141,3 +141,12 @@ def test_draws(backend: Backend, replacement: bool) -> None:
         got = backend.draw_tokens(gapped(probs), 5, replacement=replacement, **how)
         assert torch.equal(got, draw_tokens(probs, 5, replacement=replacement, **how))
         assert (got[5:7] == -1).all()
+
+
+def test_draws_of_an_infinite_number() -> None:
+    """It spoils the sum that independent draws need, and is first where tokens race."""
+    probs = torch.tensor([[1.0, math.inf, 0.0]])
+    how = {"seeds": torch.tensor([5]), "positions": torch.tensor([6]), "nodes": int32([0])}
+    for replacement, want in ((True, [-1, -1, -1]), (False, [1, 0, -1])):
+        for draw in (ops.draw_tokens, draw_tokens):
+            assert draw(probs, 3, replacement=replacement, **how).tolist() == [want]

@@ -20,7 +20,7 @@ def draw_tokens(
     x arrives at -ln(1 - u) / q(x), u from the RACE stream, and the earliest are taken.
 
     Args:
-        q: [V], non-negative; it need not sum to one.
+        q: [V], finite and non-negative; it need not sum to one.
         count: how many. The first draws are the same however many are asked for.
         node: that they will hang below, 0 for the root token.
         number: (stream, draw) -> the uniform of the sequence at the position of its round, for instance
@@ -28,17 +28,15 @@ def draw_tokens(
         replacement: whether a token can be drawn twice.
 
     Returns:
-        The tokens; without replacement fewer than `count` where fewer are possible, and none where q has no
-        positive finite sum.
+        The tokens; without replacement fewer than `count` where fewer are possible; none of independent draws
+        where q has no positive finite sum.
     """
-    total = float(np.sum(q, dtype=np.float64))
-    if not 0.0 < total < math.inf:
-        return []
     if replacement:
+        if not 0.0 < float(np.sum(q, dtype=np.float64)) < math.inf:
+            return []
         first = node << DRAFT_CHILD_BITS
         return [categorical(q, number(Stream.DRAFT, first + k)) for k in range(count)]
     first = node << RACE_TOKEN_BITS
-    arrival = {
-        x: -math.log1p(-number(Stream.RACE, first + x)) / float(q[x]) for x in np.flatnonzero(q).tolist()
-    }
+    racing = np.flatnonzero(q > 0.0).tolist()
+    arrival = {x: -math.log1p(-number(Stream.RACE, first + x)) / float(q[x]) for x in racing}
     return sorted(arrival, key=arrival.__getitem__)[:count]  # ties to the smaller token

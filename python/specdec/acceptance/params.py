@@ -104,7 +104,7 @@ class SamplingParams:
             allowed = _token_set("allowed_tokens", self.allowed_tokens)
             if not allowed - frozenset(self.banned_tokens):
                 given = "all of them banned" if allowed else "no tokens"
-                raise ValueError(f"allowed_tokens: got {given}, want at least one that may come, or None")
+                raise ValueError(f"allowed_tokens: got {given}, want at least one that may come")
             object.__setattr__(self, "allowed_tokens", allowed)
         if self.logits_processor is not None and not callable(self.logits_processor):
             raise ValueError(

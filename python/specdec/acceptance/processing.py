@@ -106,7 +106,16 @@ def process_logits(logits: Tensor, params: SamplingParams, history: TokenHistory
     >>> process_logits(torch.tensor([0.0, 2.0, 1.0, 2.0]), SamplingParams(temperature=1.0, top_k=2))
     tensor([0.0000, 0.5000, 0.0000, 0.5000])
     """
-    x = edited(logits, params, history)
+    return distribution(edited(logits, params, history), params)
+
+
+def distribution(x: Tensor, params: SamplingParams) -> Tensor:
+    """The steps of `process_logits` after the edits: temperature, top-k, top-p, min-p, softmax.
+
+    Args:
+        x: [..., V] what `edited` gave.
+        params: the sequence's parameters.
+    """
     if params.greedy:
         return torch.zeros_like(x).scatter_(-1, x.argmax(-1, keepdim=True), 1.0)
     if params.temperature != 1.0:

@@ -5,6 +5,7 @@ The proofs run it in float64; the loop runs it for `typical`, which has no opera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from specdec.acceptance.follow import walk_follow
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.k_seq import walk_k_seq
 from specdec.acceptance.params import SamplingParams
-from specdec.acceptance.processing import process_logits
+from specdec.acceptance.processing import distribution, edited
 from specdec.acceptance.proposal import ProposalLike
 from specdec.acceptance.recursive import walk_recursive
 from specdec.acceptance.rules import rule_for
@@ -23,6 +24,18 @@ from specdec.acceptance.traversal import walk_traversal
 from specdec.acceptance.typical import Typical, walk_typical
 from specdec.acceptance.walking import Rows, Verdict, path_to
 from specdec.ops.acceptance import AcceptRule
+
+
+class NoFiniteMaximumError(ValueError):
+    """A row that a decision needs has a NaN or no finite maximum.
+
+    Attributes:
+        largest: the maximum that it has after its edits.
+    """
+
+    def __init__(self, node: int, largest: float) -> None:
+        super().__init__(f"logits: the largest of node {node} is {largest} after edits, want a finite one")
+        self.largest = largest
 
 
 def decide_round(
@@ -48,6 +61,7 @@ def decide_round(
     Raises:
         ValueError: shapes disagree, a token is outside the vocabulary, the rule is not exact for the
             proposal, or the history is missing.
+        NoFiniteMaximumError: a row that the decision needs is no row of logits, or is none after its edits.
     """
     nodes = [int(t) for t in tokens]
     if logits.ndim != 2 or logits.shape[0] != len(nodes) or not nodes:
@@ -102,7 +116,11 @@ def _target_rows(
             before = None
             if params.contextual and history is not None:  # which has the root token
                 before = history.with_path([tokens[j] for j in path_to(node, parents)[1:]])
-            made[node] = np.asarray(process_logits(logits[node], params, before).numpy())
+            row_logits = edited(logits[node], params, before)
+            largest = float(row_logits.max())  # NaN where one of them is; an argmax would be some token
+            if not math.isfinite(largest):
+                raise NoFiniteMaximumError(node, largest)
+            made[node] = np.asarray(distribution(row_logits, params).numpy())
         return made[node]
 
     return row

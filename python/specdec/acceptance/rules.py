@@ -76,7 +76,7 @@ def resolve_rule(
         raise _inexact(rule, kind, "siblings that name one row, the one before any token was taken out of it")
     if rule == "k-seq":
         if not iid:
-            raise _inexact(rule, kind, "kind IID")
+            raise _inexact(rule, kind, "siblings drawn independently")
         if not shared:
             raise _inexact(rule, kind, "siblings drawn from one row")
         return AcceptRule.K_SEQ
@@ -86,19 +86,21 @@ def resolve_rule(
 
 
 def _inexact(rule: str, kind: ProposalKind, want: str) -> ValueError:
-    return ValueError(f"acceptance: {rule} is not exact for a tree of kind {kind.name}, want {want}")
+    drawn = "drawn independently" if kind is ProposalKind.IID else "drawn without replacement"
+    return ValueError(f"acceptance: {rule} is not exact for a tree {drawn}, want {want}")
 
 
 def rule_for(rule: str | Typical, proposal: ProposalLike, greedy: bool = False) -> AcceptRule | Typical:
     """`resolve_rule` for a proposal.
 
-    At temperature 0 (`greedy`) the target's row is one-hot and following is exact for all drafts; of repeated
-    siblings it takes those that lead deepest.
+    At temperature 0 (`greedy`) the target's row is one-hot and following is exact for all drafts under every
+    lossless rule; of repeated siblings it takes those that lead deepest.
 
     Raises:
         ValueError: see `resolve_rule`.
     """
-    if follows(rule, proposal.kind):
+    rule = check_rule(rule)
+    if follows(rule, proposal.kind) or (greedy and not isinstance(rule, Typical)):
         return AcceptRule.FOLLOW
     parents = [-1, *(int(p) + 1 for p in proposal.tree.parents)]
     chain = parents == list(range(-1, len(parents) - 1))
@@ -107,5 +109,4 @@ def rule_for(rule: str | Typical, proposal: ProposalLike, greedy: bool = False) 
         len(below) < 2 or (rows is not None and len({rows[c - 1] for c in below}) == 1)
         for below in children_of(parents)
     )
-    found = resolve_rule(rule, proposal.kind, chain=chain, shared=shared)
-    return AcceptRule.FOLLOW if greedy and not isinstance(found, Typical) else found
+    return resolve_rule(rule, proposal.kind, chain=chain, shared=shared)

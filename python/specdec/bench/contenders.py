@@ -19,8 +19,6 @@ Tokens = Sequence[Sequence[int]]  # one sequence of token ids a row
 
 BASELINE = "autoregressive"
 REFERENCE = "reference"
-FOLLOW = "follow"
-"""The acceptance of drafts that were not drawn: every lossless rule comes to this."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Contender(Protocol):
 
     @property
     def acceptance(self) -> str | None:
-        """The rule that decides about its drafts; None where it has none or decodes greedily."""
+        """What decides about its drafts (`DrafterSpec.decided_by`); None where it has none or is greedy."""
 
     def run(self, prompts: Tokens, count: int, known: Tokens, turn: int = 0) -> Run:
         """Writes `count` tokens after each prompt, end tokens ignored.
@@ -94,7 +92,7 @@ class MethodContender:
         self.drafter = drafter
         self.acceptance: str | None = None
         if drafter is not None and not sampling.greedy:
-            self.acceptance = FOLLOW if drafter.followed(options.acceptance) else options.acceptance
+            self.acceptance = drafter.decided_by(options.acceptance)
         self._model = model
         self._options = options
         self._sampling = sampling

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from specdec._rules import is_lossless
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, Run, Tokens
 
 
@@ -151,6 +152,7 @@ def _row(
         "method": m.contender.method,
         "drafter": None if drafter is None else drafter.name,
         "acceptance": m.contender.acceptance,
+        "lossless": is_lossless(m.contender.acceptance),
         "model": model,
         "batch": batch,
     }
@@ -173,6 +175,7 @@ def _row(
     )
     row["speedup"] = None if m.mismatches else _geometric_mean(map(median, ratios))
     row["mean_accepted_length"] = sum(r.emitted for r in every) / rounds
+    row["drafted"] = drafted  # in all runs
     row["acceptance_rate"] = sum(r.accepted for r in every) / drafted if drafted else 0.0
     deciding = [r.accept_seconds for r in every if r.accept_seconds is not None]
     measured_apart = len(deciding) == len(every)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from specdec._rules import is_lossless
 from specdec.bench.contenders import BASELINE, REFERENCE
 from specdec.bench.harness import Row
 
@@ -25,8 +26,22 @@ def drafter_label(row: Row) -> str:
 
 def contender_label(row: Row) -> str:
     """A row's method, drafter and rule of acceptance."""
-    parts = [str(row["method"]), drafter_label(row), str(row.get("acceptance") or "")]
+    parts = [str(row["method"]), drafter_label(row), acceptance_label(row)]
     return ", ".join(part for part in parts if part)
+
+
+def acceptance_label(row: Row) -> str:
+    """What decided about a row's drafts; a lossy rule always shows that it is one."""
+    rule = row.get("acceptance")
+    if rule is None:
+        return ""
+    return str(rule) if is_lossless(str(rule)) else f"{rule} (LOSSY)"
+
+
+def _accepted(row: Row) -> str:
+    if row["drafter"] is None:
+        return ""
+    return f"{row['acceptance_rate']:.0%}" if row["drafted"] else "no drafts"
 
 
 def table_of(rows: Sequence[Row]) -> Table:
@@ -42,13 +57,13 @@ def table_of(rows: Sequence[Row]) -> Table:
         table.add_row(
             str(row["method"]),
             drafter_label(row),
-            *([str(row["acceptance"] or "")] if sampled else []),
+            *([acceptance_label(row)] if sampled else []),
             str(row["batch"]),
             "all" if kind is None else str(kind),
             f"{row['tokens_per_second']:.0f}",
             f"{row['rounds_per_second']:.0f}",
             f"{row['mean_accepted_length']:.2f}",
-            f"{row['acceptance_rate']:.0%}" if row["drafter"] is not None else "",
+            _accepted(row),
             f"{row['acceptance_share']:.1%}" if row["acceptance_share"] is not None else "",
             Text("mismatch", style="bold red") if row["speedup"] is None else f"{row['speedup']:.2f}x",
             style="bold" if kind is None else "",

@@ -52,10 +52,14 @@ CommitOption = Annotated[
     Commit, typer.Option(help="Fold accepted drafts into the state with the next round, or at once.")
 ]
 MaxDraft = Annotated[
-    int, typer.Option(min=1, max=63, help="Most draft tokens a round; fewer where more do not pay.")
+    int,
+    typer.Option(
+        help="Most draft tokens a round, 1 to 63, all nodes of a --draft-tree counted; fewer where more do "
+        "not pay."
+    ),
 ]
 OracleP = Annotated[
-    float, typer.Option("--oracle-p", min=0.0, max=1.0, help="Chance that a token of the oracle is right.")
+    float, typer.Option("--oracle-p", help="Chance that a token of the oracle is right, 0 to 1.")
 ]
 Acceptance = Annotated[
     str,
@@ -64,13 +68,16 @@ Acceptance = Annotated[
 DraftTree = Annotated[
     str,
     typer.Option(
-        help="Children of each node by depth in what model: and exit: draft, the last goes on; 1: chains."
+        help="Children of each node by depth in what model: and exit: draft, such as 2,2,1; the last goes on "
+        "for as long as --max-draft lasts; 1: chains."
     ),
 ]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")]
-Seed = Annotated[
-    int | None, typer.Option(min=0, max=2**64 - 1, help="Of the draws; without one a seed is drawn.")
+FixedDraft = Annotated[
+    bool,
+    typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),
 ]
+Temperature = Annotated[float, typer.Option(help="0 is greedy decoding; else 1e-30 to 1e30.")]
+Seed = Annotated[int | None, typer.Option(help="Of the draws, 0 to 2^64 - 1; without one a seed is drawn.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -98,17 +105,19 @@ def generate(
     drafter: Annotated[
         str | None, typer.Option(help=f"{_DRAFTERS}. Default: {DEFAULT_DRAFTER}.", show_default=False)
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write; never exceeded.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Most tokens to write, at least 1; never exceeded.")
+    ] = 128,
     temperature: Temperature = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample among the k likeliest tokens; 0 is off.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Sample among the k likeliest tokens, from 1; 0 is off.")] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Sample among the likeliest tokens of this mass; 1 is off.")
+        float, typer.Option(help="Sample among the likeliest tokens of this mass, above 0; 1 is off.")
     ] = 1.0,
     min_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this share of the likeliest; 0 is off.")
+        float, typer.Option(help="Drop tokens below this share, up to 1, of the likeliest; 0 is off.")
     ] = 0.0,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 disfavours tokens seen before; 1 is off.")
+        float, typer.Option(help="Above 1 disfavours tokens seen before, 1e-30 to 1e30; 1 is off.")
     ] = 1.0,
     presence_penalty: Annotated[
         float,
@@ -119,7 +128,10 @@ def generate(
     ] = 0.0,
     logit_bias: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOKEN=BIAS", help="Added to a token's logit; may be given several times."),
+        typer.Option(
+            metavar="TOKEN=BIAS",
+            help="Added to a token's logit, -1e30 to 1e30; may be given several times, once a token.",
+        ),
     ] = None,
     allowed_tokens: Annotated[
         str | None,
@@ -135,7 +147,6 @@ def generate(
     logprobs: Annotated[
         int | None,
         typer.Option(
-            min=0,
             help="With --json: every token's log-probability and the N likeliest, under the model's own "
             "distribution (before temperature and all else).",
             show_default=False,
@@ -150,6 +161,7 @@ def generate(
     commit: CommitOption = Commit.deferred,
     oracle_p: OracleP = 1.0,
     draft_tree: DraftTree = "1",
+    fixed_draft: FixedDraft = False,
     compare: Annotated[
         bool,
         typer.Option(
@@ -190,6 +202,7 @@ def generate(
         commit=commit.value,
         oracle_p=oracle_p,
         draft_tree=draft_tree,
+        fixed_draft=fixed_draft,
         compare=compare,
         json=json,
         stream=stream,
@@ -224,17 +237,14 @@ def bench(
             help=f"Comma-separated rules for drafts that are drawn at random (temperature above 0). {_RULES}."
         ),
     ] = "auto",
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens written for every prompt.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens written for every prompt, at least 2.")] = 128,
     temperature: Temperature = 0.0,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Runs of every method on every prompt; medians count.")
+        int, typer.Option(help="Runs of every method on every prompt, at least 1; medians count.")
     ] = 3,
     dtype: DtypeOption = Dtype.float32,
     max_draft: MaxDraft = 16,
-    fixed_draft: Annotated[
-        bool,
-        typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),
-    ] = False,
+    fixed_draft: FixedDraft = False,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -273,7 +283,7 @@ def tune(
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Measure which verification strategy is fastest at which shape.")
     ] = False,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Time to measure for, about.")] = 120.0,
+    seconds: Annotated[float, typer.Option(help="Time to measure for, about.")] = 120.0,
 ) -> None:
     """Measure this machine and keep the results for later runs."""
     if not kernels:

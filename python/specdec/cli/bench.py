@@ -11,15 +11,16 @@ from typing import Literal, cast
 import torch
 from rich.console import Console
 
+from specdec._checks import check_integer
 from specdec.acceptance.params import SamplingParams
 from specdec.bench.contenders import BASELINE, REFERENCE, Contender, MethodContender, ReferenceContender
 from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
-from specdec.cli.drafting import check_useful
+from specdec.cli.drafting import check_drafting, check_useful
 from specdec.cli.errors import as_option, note
-from specdec.cli.progress import progress_bar
+from specdec.cli.progress import unit_progress
 from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_drafter_model
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
@@ -66,6 +67,9 @@ def run(options: Options) -> int:
         for spec in drafters:
             for rule in rules:
                 spec.check_acceptance(rule)
+        check_integer("max_new_tokens", options.max_new_tokens, 2)
+        check_integer("repeats", options.repeats, 1)
+        check_drafting(options.max_draft, options.oracle_p)
         sampling = SamplingParams(options.temperature, seed=0)
         prompts = load_prompts(options.prompts)
     except ValueError as error:
@@ -73,7 +77,9 @@ def run(options: Options) -> int:
     if REFERENCE in methods and not sampling.greedy:
         raise ValueError("--temperature: the method reference decodes greedily, want 0")
     drafting = drafters if any(name in METHODS and METHODS[name].drafts for name in methods) else []
-    check_useful(drafting, sampling, rules, options.draft_tree, options.oracle_p)
+    check_useful(
+        drafting, sampling, rules, options.draft_tree, options.oracle_p, fixed_draft=options.fixed_draft
+    )
     _check_outputs(options)
 
     tokenizer = load_tokenizer(options.model)
@@ -88,13 +94,11 @@ def run(options: Options) -> int:
     console.print(f"{options.max_new_tokens} tokens each, median of {options.repeats}\n")
     measured: list[Measured] = []
     rows: list[dict[str, object]] = []
-    with progress_bar() as progress:
-        total = sum(len(u) for u in units.values()) * contenders.count * options.repeats
-        task = progress.add_task("", total=total)
+    with unit_progress(sum(map(len, units.values())), contenders.count * options.repeats) as advance:
         for batch in batches:
 
             def step(description: str, batch: int = batch) -> None:
-                progress.update(task, advance=1, description=f"batch {batch}, {description}")
+                advance(f"batch {batch}, {description}")
 
             new = measure(
                 contenders.at(batch),
@@ -114,6 +118,8 @@ def run(options: Options) -> int:
         )
     if not sampling.greedy:
         console.print("\nsampled: tokens were not compared")
+    for rule in dict.fromkeys(str(row["acceptance"]) for row in rows if not row["lossless"]):
+        console.print(f"{rule} is LOSSY: its text is not of the target's distribution, whatever its speedup")
     if options.json is not None:
         write_json(options.json, machine, rows)
     if options.plot is not None:
@@ -200,9 +206,9 @@ class _Contenders:
                 self._entries.append((name, None, "auto"))
                 continue
             for spec in drafters:
-                # Rules that follow its drafts are one and the same.
-                used = dict.fromkeys("auto" if spec.followed(rule) else rule for rule in rules)
-                self._entries += [(name, spec, rule) for rule in used]
+                # Rules that come to the same are measured once.
+                used = {spec.decided_by(rule): rule for rule in reversed(rules)}
+                self._entries += [(name, spec, rule) for rule in rules if rule in used.values()]
         self._model = load_model(options.model, dtype=self._dtype)
         self._drafter_models: dict[DrafterSpec, CausalLM] = {}
         for spec in {spec for _, spec, _ in self._entries if spec is not None and spec.draws}:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specdec._checks import check_integer, check_number
+from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance.params import SamplingParams
 from specdec.methods import DrafterSpec
+
+
+def check_drafting(max_draft: int, oracle_p: float) -> None:
+    """Refuses values of `--max-draft` and `--oracle-p` that are out of their ranges.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    check_integer("max_draft", max_draft, 1, MAX_SERIAL_NODES - 1)  # the root token is a node too
+    check_number("oracle_p", oracle_p, 0.0, 1.0)
 
 
 def check_useful(
@@ -14,6 +26,8 @@ def check_useful(
     rules: Sequence[str],
     draft_tree: str,
     oracle_p: float,
+    *,
+    fixed_draft: bool,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
 
@@ -23,6 +37,7 @@ def check_useful(
         rules: what `--acceptance` names.
         draft_tree: `--draft-tree`.
         oracle_p: `--oracle-p`.
+        fixed_draft: `--fixed-draft`.
 
     Raises:
         ValueError: naming the option.
@@ -37,3 +52,5 @@ def check_useful(
         )
     if oracle_p != 1.0 and not any(spec.kind == "oracle" for spec in drafters):
         raise ValueError(f"--oracle-p: got {oracle_p:g}, but only the drafter oracle takes it")
+    if fixed_draft and not drafters:
+        raise ValueError("--fixed-draft: no method here drafts anything")

@@ -14,10 +14,11 @@ from typing import Literal, TextIO, cast
 
 import torch
 
-from specdec._rules import RULES
+from specdec._checks import check_integer
+from specdec._rules import is_lossless
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.rules import check_rule
-from specdec.cli.drafting import check_useful
+from specdec.cli.drafting import check_drafting, check_useful
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import Chance, Comparison, print_panel
 from specdec.cli.text import TextWriter
@@ -64,6 +65,7 @@ class Options:
     commit: str
     oracle_p: float
     draft_tree: str
+    fixed_draft: bool
     compare: bool
     json: bool
     stream: bool
@@ -99,9 +101,11 @@ def run(prompt: str | None, options: Options) -> int:
     if options.compare and not interrupted:
         plain, interrupted = _decode_plainly(model, request, result)
 
+    chance = None
+    if not sampling.greedy:
+        chance = Chance(result.seed, None if spec is None else spec.decided_by(options.acceptance))
     if options.json:
-        rule = None if sampling.greedy else options.acceptance
-        _print_json(writer.text, result, loop.statistics, rule, plain)
+        _print_json(writer.text, result, loop.statistics, chance, plain)
     else:
         if not options.stream:
             sys.stdout.write(writer.text)
@@ -109,8 +113,16 @@ def run(prompt: str | None, options: Options) -> int:
             sys.stdout.write("\n")
         sys.stdout.flush()
         title = options.method if spec is None else f"{options.method}, {spec.label} drafter"
-        chance = None if sampling.greedy else Chance(result.seed, options.acceptance)
-        print_panel(f"{title}, {options.model}", loop.statistics, result, len(tokens), chance, plain)
+        print_panel(
+            f"{title}, {options.model}",
+            loop.statistics,
+            result,
+            len(tokens),
+            chance,
+            plain,
+            drafts=spec is not None,
+            as_it_pays=spec is not None and spec.draws and not options.fixed_draft,
+        )
     return INTERRUPTED if interrupted else 0
 
 
@@ -137,6 +149,10 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
     """Everything that can be refused before a model is read."""
     try:
         method = get_method(options.method)
+        check_integer("max_new_tokens", options.max_new_tokens, 1)
+        check_drafting(options.max_draft, options.oracle_p)
+        if options.logprobs is not None:
+            check_integer("logprobs", options.logprobs, 0)
         sampling = SamplingParams(
             temperature=options.temperature,
             top_k=options.top_k,
@@ -170,6 +186,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         [options.acceptance],
         options.draft_tree,
         options.oracle_p,
+        fixed_draft=options.fixed_draft,
     )
     if options.logprobs is not None and not options.json:
         raise ValueError("--logprobs: they are part of the JSON, want --json as well")
@@ -182,13 +199,19 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
 
 def _biases(given: tuple[str, ...]) -> dict[int, float]:
     """Reads TOKEN=BIAS entries."""
-    biases = {}
+    biases: dict[int, float] = {}
     for entry in given:
         token, _, bias = entry.partition("=")
         try:
-            biases[int(token)] = float(bias)
+            new = dict(SamplingParams(logit_bias={int(token): float(bias)}).logit_bias)
         except ValueError:
-            raise ValueError(f"logit_bias: got {entry!r}, want TOKEN=BIAS such as 42=-1.5") from None
+            raise ValueError(
+                f"logit_bias: got {entry!r}, want TOKEN=BIAS such as 42=-1.5, a token id and a bias from "
+                "-1e30 to 1e30 (--banned-tokens excludes a token)"
+            ) from None
+        if biases.keys() & new.keys():
+            raise ValueError(f"logit_bias: got the token {int(token)} twice, want one bias for it")
+        biases |= new
     return biases
 
 
@@ -230,7 +253,12 @@ def _loop(
     model: CausalLM, method: Method, spec: DrafterSpec | None, request: Request, options: Options
 ) -> Loop:
     commit = cast(Literal["deferred", "eager"], options.commit)
-    settings = MethodOptions(commit=commit, max_draft=options.max_draft, acceptance=options.acceptance)
+    settings = MethodOptions(
+        commit=commit,
+        max_draft=options.max_draft,
+        adaptive=not options.fixed_draft,
+        acceptance=options.acceptance,
+    )
     drafter = None
     if spec is not None:
         continuations = []
@@ -290,7 +318,7 @@ def _echo_prompt(text: str) -> None:
 
 
 def _print_json(
-    text: str, result: Result, statistics: Statistics, rule: str | None, plain: Comparison | None
+    text: str, result: Result, statistics: Statistics, chance: Chance | None, plain: Comparison | None
 ) -> None:
     record: dict[str, object] = {
         "text": text,
@@ -298,10 +326,10 @@ def _print_json(
         "finish_reason": result.finish_reason,
         "stats": statistics.as_dict(),
     }
-    if rule is not None:  # sampled
-        record["seed"] = result.seed  # repeats the run
-        record["acceptance"] = rule
-        record["lossless"] = RULES[rule].lossless
+    if chance is not None:
+        record["seed"] = chance.seed
+        record["acceptance"] = chance.rule
+        record["lossless"] = is_lossless(chance.rule)
     if result.logprobs is not None:
         record["logprobs"] = [
             {

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from specdec._rules import RULES
+from specdec._rules import FOLLOW, is_lossless
 from specdec.generation import Result, Statistics
 
 BAR = 24  # columns of a full bar
@@ -42,11 +42,11 @@ class Chance:
 
     Attributes:
         seed: repeats it.
-        rule: the rule of acceptance, a name in `specdec.acceptance.RULES`.
+        rule: what decides about drafts, see `DrafterSpec.decided_by`; None where there is no drafter.
     """
 
     seed: int
-    rule: str
+    rule: str | None
 
 
 def print_panel(
@@ -56,6 +56,9 @@ def print_panel(
     prompt_tokens: int,
     chance: Chance | None,
     plain: Comparison | None = None,
+    *,
+    drafts: bool,
+    as_it_pays: bool,
 ) -> None:
     """Prints the panel to stderr, where it is open.
 
@@ -66,12 +69,19 @@ def print_panel(
         prompt_tokens: tokens of its prompt.
         chance: of a sampled run; None for a greedy one.
         plain: what plain decoding of as many tokens gave, where it was asked for.
+        drafts: whether there is a drafter.
+        as_it_pays: whether it is one that costs time and drafts only as much as seems to pay.
     """
     if sys.stderr is None:  # closed from the start; rich would take stdout
         return
     console = Console(file=sys.stderr, highlight=False)
     full = "█" if (console.encoding or "").lower().startswith("utf") else "#"
-    parts: list[RenderableType] = [_summary(statistics, result, prompt_tokens, chance, plain)]
+    summary = _summary(statistics, result, prompt_tokens, drafts, as_it_pays)
+    if chance is not None:
+        _add_chance(summary, chance, statistics)
+    if plain is not None:
+        _add_comparison(summary, plain, statistics, chance)
+    parts: list[RenderableType] = [summary]
     if statistics.drafted:
         parts += ["", Text("acceptance by position", style="bold"), _positions(statistics, full)]
     if statistics.rounds:
@@ -79,9 +89,7 @@ def print_panel(
     console.print(Panel(Group(*parts), title=title, title_align="left", expand=False))
 
 
-def _summary(
-    stats: Statistics, result: Result, prompt_tokens: int, chance: Chance | None, plain: Comparison | None
-) -> Table:
+def _summary(stats: Statistics, result: Result, prompt_tokens: int, drafts: bool, as_it_pays: bool) -> Table:
     table = Table.grid(padding=(0, 2))
     tokens = f"{len(result.tokens)} written ({result.finish_reason}), {prompt_tokens} in the prompt"
     table.add_row("tokens", tokens)
@@ -94,19 +102,36 @@ def _summary(
         )
     if stats.drafted:
         table.add_row("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.acceptance_rate:.0%})")
-    if chance is not None:
-        if not RULES[chance.rule].lossless:
-            table.add_row("acceptance", f"{chance.rule}: LOSSY, not the target's distribution")
-        elif stats.drafted:
-            table.add_row("acceptance", chance.rule)
-        table.add_row("seed", str(chance.seed))
-    speedup = None if plain is None else plain.speedup(stats)
-    if plain is not None and speedup is not None:
-        tokens = "the same tokens" if plain.same_tokens else "other tokens"
-        table.add_row(
-            "plain decoding", f"{plain.tokens_per_second:.0f} tokens/s, {tokens}; this is {speedup:.2f}x"
-        )
+    elif drafts and stats.rounds:
+        table.add_row("drafts accepted", "nothing was drafted")
+    # The last round may have had no room for drafts.
+    if as_it_pays and 2 * stats.drafting_rounds < stats.rounds - 1:
+        rounds = f"in {stats.drafting_rounds} of {stats.rounds} rounds"
+        table.add_row("drafting", f"{rounds}: cut back, as it did not pay (--fixed-draft drafts in all)")
     return table
+
+
+def _add_chance(table: Table, chance: Chance, stats: Statistics) -> None:
+    if not is_lossless(chance.rule):
+        table.add_row("acceptance", f"{chance.rule}: LOSSY, not the target's distribution")
+    elif chance.rule is not None:
+        table.add_row(
+            "acceptance", chance.rule if stats.drafted else f"{chance.rule}, but nothing was drafted"
+        )
+    table.add_row("seed", str(chance.seed))
+
+
+def _add_comparison(table: Table, plain: Comparison, stats: Statistics, chance: Chance | None) -> None:
+    speedup = plain.speedup(stats)
+    if speedup is None:
+        return
+    tokens = "the same tokens" if plain.same_tokens else "other tokens"
+    table.add_row(
+        "plain decoding", f"{plain.tokens_per_second:.0f} tokens/s, {tokens}; this is {speedup:.2f}x"
+    )
+    drawn = chance is not None and chance.rule not in (None, FOLLOW) and is_lossless(chance.rule)
+    if drawn and not plain.same_tokens:
+        table.add_row("", "drawn drafts keep the distribution of the text, not the text of a seed")
 
 
 def _positions(stats: Statistics, full: str) -> Table:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec._checks import shown
 from specdec.acceptance.proposal import ProposalKind
 from specdec.tree import TokenTree
 
@@ -29,7 +30,7 @@ class Proposal:
             of the match in tokens); None if it has none.
 
     Raises:
-        ValueError: `draft_probs` or `rows` does not fit `tree` and `kind`.
+        ValueError: `tree` or `kind` is something else, or `draft_probs` or `rows` does not fit them.
 
     Example: two children of the last token and one grandchild, drawn from two distributions.
         >>> q = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.4, 0.0]])
@@ -45,15 +46,18 @@ class Proposal:
     confidence: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tree, TokenTree):
+            raise ValueError(f"tree: got {shown(self.tree)}, want a TokenTree")
+        if not isinstance(self.kind, ProposalKind):
+            raise ValueError(f"kind: got {shown(self.kind)}, want a ProposalKind, such as ProposalKind.IID")
         probs, rows, nodes = self.draft_probs, self.rows, len(self.tree)
         if self.kind is ProposalKind.DETERMINISTIC:
             if probs is not None or rows is not None:
-                name, got = ("rows", rows) if probs is None else ("draft_probs", _describe(probs))
+                name, got = ("rows", shown(rows)) if probs is None else ("draft_probs", _describe(probs))
                 raise ValueError(f"{name}: got {got}, want None for {self.kind.name}")
             return
-        if probs is None or probs.dtype != torch.float32 or probs.ndim != 2:
-            got = None if probs is None else _describe(probs)
-            raise ValueError(f"draft_probs: got {got}, want float32 [R, V] for {self.kind.name}")
+        if not isinstance(probs, Tensor) or probs.dtype != torch.float32 or probs.ndim != 2:
+            raise ValueError(f"draft_probs: got {_describe(probs)}, want float32 [R, V] for {self.kind.name}")
         if rows is None:
             if len(probs) != nodes:
                 raise ValueError(
@@ -99,7 +103,9 @@ class Proposal:
         return Proposal(self.tree.truncate(nodes), self.kind, probs, rows, self.confidence)
 
 
-def _describe(probs: Tensor) -> str:
+def _describe(probs: object) -> str:
+    if not isinstance(probs, Tensor):
+        return shown(probs)
     return f"{str(probs.dtype).removeprefix('torch.')} {list(probs.shape)}"
 
 

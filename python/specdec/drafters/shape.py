@@ -46,7 +46,10 @@ class TreeShape:
         """
         parts = [part.strip() for part in text.split(",")]
         if not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
-            raise ValueError(f"draft_tree: got {text!r}, want numbers of children by depth, such as 2,2,1")
+            raise ValueError(
+                f"draft_tree: got {text!r}, want numbers of children by depth, 1 to {MAX_NODES}, "
+                "such as 2,2,1"
+            )
         return cls([int(part) for part in parts])
 
     def levels(self, max_nodes: int) -> tuple[int, ...]:

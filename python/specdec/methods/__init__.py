@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specdec._checks import check_number
-from specdec._rules import RULES
+from specdec._rules import FOLLOW, RULES
 
 if TYPE_CHECKING:
     import torch
@@ -149,6 +149,8 @@ class DrafterSpec:
         if kind in ("ngram", "oracle") and not colon:
             check_number("oracle_p", p, 0.0, 1.0)
             return cls(kind, p=p if kind == "oracle" else 1.0)
+        if kind == "exit":
+            raise ValueError(f"drafter: got {text!r}, want exit:N, N from 1 to the target's layers less one")
         raise ValueError(f"drafter: got {text!r}, want one of {choices(DRAFTERS)}")
 
     @property
@@ -199,11 +201,20 @@ class DrafterSpec:
             return ProposalKind.DETERMINISTIC
         return ProposalKind.IID if RULES[rule].independent else ProposalKind.WITHOUT_REPLACEMENT
 
-    def followed(self, rule: str) -> bool:
-        """Whether its drafts are followed under a rule of `RULES`, as under every lossless one."""
+    def decided_by(self, rule: str) -> str:
+        """What decides about its drafts where the target samples and `rule` of `RULES` was asked for: the
+        name of a rule other than "auto", or `FOLLOW`.
+
+        >>> DrafterSpec.parse("exit:1").decided_by("auto"), DrafterSpec.parse("ngram").decided_by("auto")
+        ('block', 'follow')
+        """
         from specdec.acceptance.rules import follows
 
-        return follows(rule, self.proposes(rule))
+        if follows(rule, self.proposes(rule)):
+            return FOLLOW
+        if rule in ("auto", "block", "traversal"):
+            return "block" if set(self.branching) == {1} else "traversal"
+        return rule
 
 
 def build_drafter(

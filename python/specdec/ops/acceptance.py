@@ -192,8 +192,8 @@ def draw_tokens(
     arXiv:1903.06059).
 
     Args:
-        probs: float32 `[R, V]`, non-negative; they need not sum to one. The row stride is free, the last
-            dimension contiguous. V is at most 2^21 without replacement, and on a GPU.
+        probs: float32 `[R, V]`, finite and non-negative; they need not sum to one. The row stride is free,
+            the last dimension contiguous. V is at most 2^21 without replacement, and on a GPU.
         count: tokens a row, 1 to 256.
         replacement: whether a token can be drawn twice.
         seeds: int64 `[R]`, the bits of the sequence's seed.
@@ -202,7 +202,9 @@ def draw_tokens(
             round have numbers of their own.
 
     Returns:
-        int64 `[R, count]`; -1 where no token of positive probability is left, or the sum is not finite.
+        int64 `[R, count]`; -1 where no token of positive probability is left. Where a sum of independent
+        draws is not finite all are -1; without replacement tokens are compared one with the other and no sum
+        is taken, so that an infinite number comes first.
 
     Raises:
         ValueError: an argument has the wrong dtype, shape, device or value, or requires grad in grad mode.
