@@ -48,8 +48,10 @@ def test_decisions_match_float64(backend: Backend, rule: AcceptRule, tree: bool)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [STAR, BUSHES], ids=["star", "bushes"])
-@pytest.mark.parametrize("rule", list(AcceptRule))
+@pytest.mark.parametrize("rule", [rule for rule in AcceptRule if rule != AcceptRule.K_SEQ])
 def test_many_siblings(backend: Backend, rule: AcceptRule, shape: list[int]) -> None:
+    # k-SEQ's bisection compares 1 - (1 - beta)^k with rho beta; with 40 children both are 1 where q covers
+    # p / rho, and rounding decides, of which the margins know nothing. The C++ tests have it to the bit.
     rejected = far = 0
     for i, V in enumerate(backend.some([60, 4096, 5, 300])):
         case = random_round(i, rule, B=6, N=len(shape), V=V, tree=shape)
