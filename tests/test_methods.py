@@ -74,7 +74,7 @@ def test_model_drafter_of_the_target_itself_is_always_right(model: CausalLM, gre
 def test_unknown_names_list_what_there_is() -> None:
     with pytest.raises(ValueError, match=rf"'magic', want one of {', '.join(METHODS)}"):
         get_method("magic")
-    for text in ("magic", "model", "model:", "ngram:3", "oracle:1", "exit", "exit:", "exit:0", "exit:x", ""):
+    for text in ("magic", "model", "model:", "ngram:3", "oracle:1", ""):
         with pytest.raises(ValueError, match=r"want one of ngram, model:DIR, exit:N, oracle"):
             DrafterSpec.parse(text)
     for tree in ("", "2,", "0", "2;2", "300"):
@@ -82,6 +82,9 @@ def test_unknown_names_list_what_there_is() -> None:
             DrafterSpec.parse("exit:2", tree=tree)
     with pytest.raises(ValueError, match=r"oracle_p: got 1\.5"):
         DrafterSpec.parse("oracle", p=1.5)
+    for text in ("exit", "exit:", "exit:0", "exit:x"):
+        with pytest.raises(ValueError, match=rf"got '{text}', want exit:N, N from 1"):
+            DrafterSpec.parse(text)
 
 
 def test_an_oracle_is_named_with_its_p() -> None:
