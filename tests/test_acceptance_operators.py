@@ -142,6 +142,31 @@ def emitted(
     return torch.stack([one, two], 1).numpy()
 
 
+def sampled_round(
+    target: torch.Tensor,
+    drafter: Drafter,
+    rule: AcceptRule,
+    parents: list[int],
+    root: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> np.ndarray:
+    """What one round emits after each root token [B], by the operator; `target` is logits by token [V, V]."""
+    batch = len(root)
+    tokens, probs, rows = drafter.draw(root, parents, seeds, positions)
+    got = ops.accept_sampled(
+        target[tokens],
+        tokens,
+        torch.tensor([parents], dtype=torch.int32).repeat(batch, 1),
+        rules=torch.full((batch,), int(rule), dtype=torch.int32),
+        seeds=seeds,
+        positions=positions,
+        draft_probs=probs,
+        draft_rows=rows,
+    )
+    return emitted(got.path, got.path_lengths, tokens, got.next_token)
+
+
 @pytest.mark.parametrize(
     ("rule", "tree"),
     [(rule, tree) for rule in DRAWN for tree in ("binary", "ragged")]
@@ -157,18 +182,7 @@ def test_pairs_from_the_operators_have_the_law(rule: AcceptRule, tree: str) -> N
 
     def one_round(root: torch.Tensor, position: int) -> np.ndarray:
         positions = torch.full((batch,), position)
-        tokens, probs, rows = drafter.draw(root, parents, seeds, positions)
-        got = ops.accept_sampled(
-            target[tokens],
-            tokens,
-            torch.tensor([parents], dtype=torch.int32).repeat(batch, 1),
-            rules=torch.full((batch,), int(rule), dtype=torch.int32),
-            seeds=seeds,
-            positions=positions,
-            draft_probs=probs,
-            draft_rows=rows,
-        )
-        return emitted(got.path, got.path_lengths, tokens, got.next_token)
+        return sampled_round(target, drafter, rule, parents, root, seeds, positions)
 
     texts = one_round(torch.zeros(batch, dtype=torch.int64), 3)
     again = one_round(torch.from_numpy(texts[:, 0]), 4)
@@ -187,16 +201,5 @@ def test_pairs_detect_a_rule_for_another_kind() -> None:
     for rule in DRAWN:
         # Siblings that are drawn as the rule does not expect it.
         drafter = Drafter(draft, {}, replacement=rule in WITHOUT_REPLACEMENT)
-        tokens, probs, rows = drafter.draw(root, parents, seeds, positions)
-        got = ops.accept_sampled(
-            target[tokens],
-            tokens,
-            torch.tensor([parents], dtype=torch.int32).repeat(batch, 1),
-            rules=torch.full((batch,), int(rule), dtype=torch.int32),
-            seeds=seeds,
-            positions=positions,
-            draft_probs=probs,
-            draft_rows=rows,
-        )
-        first = emitted(got.path, got.path_lengths, tokens, got.next_token)[:, :1]
+        first = sampled_round(target, drafter, rule, parents, root, seeds, positions)[:, :1]
         assert chi_square(np.hstack([root.numpy()[:, None], first]), law) < 1e-9
