@@ -375,10 +375,9 @@ struct AcceptSampled {
   static constexpr int kThreads = kSamplingThreads;
 
   static Launch shape(const Params& p) {
-    const int64_t blocks = p.team.blocks();
-    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
-            Team::kSharedBytes + Mailbox::kSharedBytes + SampledTree::shared_bytes(p.op.N) +
-                RowTable::shared_bytes(p.op.N) + Workers::shared_bytes(p.op.V)};
+    Launch launch = team_launch<Workers>(p.team, p.op.N, p.op.V);
+    launch.shared_bytes += SampledTree::shared_bytes(p.op.N);
+    return launch;
   }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {

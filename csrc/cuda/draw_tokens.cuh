@@ -102,12 +102,7 @@ struct DrawTokens {
   };
   using Workers = RowWorkers<float, kVector, Source>;
 
-  static Launch shape(const Params& p) {
-    const int64_t blocks = p.team.blocks();
-    return {{blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
-            Team::kSharedBytes + Mailbox::kSharedBytes + RowTable::shared_bytes(1) +
-                Workers::shared_bytes(p.op.V)};
-  }
+  static Launch shape(const Params& p) { return team_launch<Workers>(p.team, 1, p.op.V); }
 
   SPECDEC_DEVICE static void run(const Params& p, SharedArena shared) {
     Team team(p.team, shared);

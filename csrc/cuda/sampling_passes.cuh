@@ -269,4 +269,13 @@ class RowWorkers {
   Shared<uint64_t> columns_, of_warps_;
 };
 
+// A kernel whose teams have `rows` rows of V elements each, before what it shares besides.
+template <typename Workers>
+inline Launch team_launch(const TeamView& team, int64_t rows, int64_t V) {
+  const int64_t blocks = team.blocks();
+  return {
+      {blocks <= INT32_MAX ? static_cast<int32_t>(blocks) : -1, 1, 1},
+      Team::kSharedBytes + Mailbox::kSharedBytes + RowTable::shared_bytes(rows) + Workers::shared_bytes(V)};
+}
+
 }  // namespace specdec::cuda
