@@ -26,6 +26,7 @@ from specdec.drafters.draws import draw_children
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
+from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
@@ -82,7 +83,6 @@ class _Slot:
         unseen: emitted tokens that are not in the drafter's state and have no factors; the last is the
             round's root.
         features: of each unseen token, [n, F] in parts; empty where the drafter takes none.
-        next_feature: [1, F] for the first token after the prompt.
         greedy: whether it last drafted for a greedy request.
         row: its row in the round being drafted, or -1.
         roots: emitted tokens at the start of that row, the unseen ones when it began.
@@ -95,7 +95,6 @@ class _Slot:
 
     unseen: list[int] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)
-    next_feature: Tensor | None = None
     greedy: bool = True
     row: int = -1
     roots: int = 0
@@ -120,6 +119,7 @@ class SteppingDrafter(ABC):
 
     name = "stepping"
     free_proposals = False
+    features: Sequence[Feature] = ()
     rereads_accepted = False
     """Whether accepted drafts are run again with the target's features, instead of committing the factors of
     the pass that drafted them."""
@@ -192,7 +192,7 @@ class SteppingDrafter(ABC):
             )
         self._settle()
         self.run_prompt(slot, prompt, features)
-        self._slots[slot] = _Slot(next_feature=None if features is None else features[-1:])
+        self._slots[slot] = _Slot()
 
     def end(self, slot: int) -> None:
         """Forgets the sequence."""
@@ -204,8 +204,6 @@ class SteppingDrafter(ABC):
     ) -> None:
         """Notes what the target accepted; the next call commits it."""
         state = self._slots[slot]
-        if features is None:
-            features, state.next_feature = state.next_feature, None
         if state.tree is not None:
             calibration = self.calibration[state.greedy]
             for node, kept in outcomes(state.tree, tokens):

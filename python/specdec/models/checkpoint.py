@@ -7,9 +7,10 @@ allocated.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,20 @@ INDEX_NAME = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _LISTED = 8
+_DRAFTER = "-drafter"  # what the name of an embedded drafter's directory ends with
 
 
 def embedded_models() -> dict[str, Path]:
     """Models that come with the package, by name."""
+    return {name: path for name, path in _assets().items() if not name.endswith(_DRAFTER)}
+
+
+def embedded_drafters() -> dict[str, Path]:
+    """Drafters that come with the package, by the name of the embedded model that each was trained for."""
+    return {name.removesuffix(_DRAFTER): path for name, path in _assets().items() if name.endswith(_DRAFTER)}
+
+
+def _assets() -> dict[str, Path]:
     assets = Path(str(resources.files("specdec"))) / "assets"
     return {path.parent.name: path.parent for path in sorted(assets.glob(f"*/{CONFIG_NAME}"))}
 
@@ -119,7 +130,13 @@ def is_matrix(name: str) -> bool:
 
 def check_tensors(config: GatedDeltaNetConfig, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Raise one ValueError that lists what is missing, unexpected or mis-shaped in `shapes`."""
-    expected = expected_tensors(config)
+    check_shapes(expected_tensors(config), shapes, where)
+
+
+def check_shapes(
+    expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """`check_tensors` for any set of tensors."""
     problems = [f"{name} is missing" for name in expected if name not in shapes]
     problems += [f"{name} is unexpected" for name in shapes if name not in expected]
     problems += [
@@ -192,32 +209,68 @@ def load_weights(
     if not dtype.is_floating_point:
         raise ValueError(f"dtype: got {dtype}, want a floating-point dtype")
     small = torch.float64 if dtype == torch.float64 else torch.float32
+    skipped = ("lm_head.weight",) if config.tie_word_embeddings else ()
+    where, shapes = read_headers(weight_files(directory), skipped=skipped)
+    check_tensors(config, shapes, str(directory))
+    return read_tensors(where, {name: dtype if is_matrix(name) else small for name in where}, device=device)
+
+
+def read_headers(
+    files: Sequence[Path], *, skipped: Collection[str] = (), integers: Collection[str] = ()
+) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
+    """What tensors safetensors files hold, from their headers alone.
+
+    Args:
+        files: to read.
+        skipped: tensors to leave out.
+        integers: tensors that are int32; all others are floating point.
+
+    Returns:
+        The file and the shape of each tensor by its name.
+
+    Raises:
+        ValueError: a damaged file, a tensor that occurs twice or one of another dtype.
+    """
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(directory):
+    for path in files:
         with open_weights(path) as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors handle is not a dict
-                if name == "lm_head.weight" and config.tie_word_embeddings:
+                if name in skipped:
                     continue
                 if name in where:
                     raise ValueError(f"{path}: {name} is also in {where[name].name}, want it once")
                 header = file.get_slice(name)
-                if header.get_dtype() not in _FLOATS:
+                wanted = {"I32"} if name in integers else _FLOATS
+                if header.get_dtype() not in wanted:
                     raise ValueError(
-                        f"{path}: {name} has dtype {header.get_dtype()}, want one of {sorted(_FLOATS)}"
+                        f"{path}: {name} has dtype {header.get_dtype()}, want one of {sorted(wanted)}"
                     )
                 where[name], shapes[name] = path, tuple(header.get_shape())
-    check_tensors(config, shapes, str(directory))
+    return where, shapes
 
-    weights: dict[str, Tensor] = {}
+
+def read_tensors(
+    where: Mapping[str, Path], dtypes: Mapping[str, torch.dtype], *, device: str | torch.device = "cpu"
+) -> dict[str, Tensor]:
+    """Tensors by name, each from its file and in its dtype."""
+    tensors: dict[str, Tensor] = {}
     for path in sorted(set(where.values())):
         with open_weights(path) as file:
             for name in (name for name, at in where.items() if at == path):
                 # A copy in every case: the file's mapping must not outlive this call.
-                tensor = file.get_tensor(name)
-                target = dtype if is_matrix(name) else small
-                weights[name] = tensor.to(device=device, dtype=target, copy=True)
-    return weights
+                tensors[name] = file.get_tensor(name).to(device=device, dtype=dtypes[name], copy=True)
+    return tensors
+
+
+def weights_sha256(directory: str | os.PathLike[str]) -> str:
+    """SHA-256 of a model's weights: of its safetensors file, or of its shards one after the other."""
+    digest = hashlib.sha256()
+    for path in weight_files(Path(directory)):
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def open_weights(path: Path) -> Any:

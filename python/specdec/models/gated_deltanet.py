@@ -19,6 +19,7 @@ from specdec._checks import check_integer
 from specdec.cache import DecodingCache, LayerFactors, LayerSpec, Round, Steps
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
+from specdec.models.features import Feature, FeatureTap
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,21 @@ class GatedDeltaNetForCausalLM:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
         return DecodingCache([self._spec] * len(self._layers), slots, conv_dtype=self.dtype)
 
+    def feature_size(self, feature: Feature) -> int:
+        """Numbers that a feature has for each token; see `CausalLM.feature_size`."""
+        last = len(self._layers) - 1
+        if not 0 <= feature.layer <= last:
+            raise ValueError(f"feature: got {feature}, want a layer from 0 to {last}")
+        return self.config.hidden_size if feature.kind == "hidden" else self.config.value_dim
+
     @torch.inference_mode()
     def prefill(
-        self, prompts: Sequence[Sequence[int]], *, cache: DecodingCache, slots: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        cache: DecodingCache,
+        slots: Sequence[int],
+        tap: FeatureTap | None = None,
     ) -> Tensor:
         """Reads whole prompts into empty slots; see `CausalLM.prefill`."""
         lengths = [len(p) for p in prompts]
@@ -161,6 +174,9 @@ class GatedDeltaNetForCausalLM:
                 qk_l2norm=True,
             )
             x = self._finish(layer, x, o, gate)
+            if tap is not None:
+                tap.offer("readout", i, o)
+                tap.offer("hidden", i, x)
         last = x[torch.arange(len(prompts)), length_tensor.long() - 1]  # [B, D]
         return self._logits(last)
 
@@ -174,6 +190,7 @@ class GatedDeltaNetForCausalLM:
         parents: Tensor | None = None,
         lengths: Tensor | None = None,
         prefix: Steps | None = None,
+        tap: FeatureTap | None = None,
     ) -> tuple[Tensor, Round]:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
@@ -203,6 +220,9 @@ class GatedDeltaNetForCausalLM:
             )
             factors.append(LayerFactors(recurrent, mixed))
             x = self._finish(layer, x, o, gate)
+            if tap is not None:
+                tap.offer("readout", i, o)
+                tap.offer("hidden", i, x)
         return self._logits(x), Round(tuple(factors), slots, parents)
 
     # --- parts of a block ---
