@@ -33,6 +33,7 @@ from specdec.drafters.checking import check_proposals
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
+from specdec.models.features import FeatureTap
 from specdec.ops.paths import check_branch
 from specdec.sequence import ActiveSequence
 
@@ -205,19 +206,23 @@ class Loop:
             sequence.budget = self._sequence_budget(request.sampling)
             self._enter([sequence])
             new.append(sequence)
+        tap = self._tap()
         logits = self.model.prefill(
-            [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new]
+            [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new], tap=tap
         )
+        features = None if tap is None else tap.rows()  # [B, T, F]
         events = []
         finished: list[ActiveSequence] = []
         none = [Proposal.empty()] * len(new)
         batch = batch_proposals([s.root for s in new], none)
         decisions = self._decide(new, BatchSettings.of(new), none, batch, logits.unsqueeze(1))
-        for sequence, decided in zip(new, decisions, strict=True):
+        for row, (sequence, decided) in enumerate(zip(new, decisions, strict=True)):
             tokens, reason = sequence.emit([decided.next_token])
             if self.drafter is not None:
-                self.drafter.begin(sequence.slot, sequence.request.prompt)
-                self.drafter.observe(sequence.slot, (), tokens)
+                prompt = sequence.request.prompt
+                seen = None if features is None else features[row, : len(prompt)]
+                self.drafter.begin(sequence.slot, prompt, seen)
+                self.drafter.observe(sequence.slot, (), tokens, None if seen is None else seen[-1:])
             events.append(self._event(sequence, decided, tokens, reason, finished))
         self.statistics.seconds.prefill += perf_counter() - start
         self._leave(finished)
@@ -278,8 +283,14 @@ class Loop:
         proposals = self._propose(active)
         batch = batch_proposals([s.root for s in active], proposals)
         t1 = perf_counter()
+        tap = self._tap()
         logits, factors = self.model.forward(
-            batch.tokens, cache=self.cache, slots=self._slots, parents=batch.parents, lengths=batch.lengths
+            batch.tokens,
+            cache=self.cache,
+            slots=self._slots,
+            parents=batch.parents,
+            lengths=batch.lengths,
+            tap=tap,
         )
         t2 = perf_counter()
         decisions = self._decide(active, self._settings, proposals, batch, logits)
@@ -301,8 +312,10 @@ class Loop:
             self._observer.after_round(self.cache, active)
         t5 = perf_counter()
         if self.drafter is not None:
-            for sequence, path, event in zip(active, kept, events, strict=True):
-                self.drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens)
+            features = None if tap is None else tap.rows()  # [B, N, F]
+            for row, (sequence, path, event) in enumerate(zip(active, kept, events, strict=True)):
+                seen = None if features is None else features[row, path]
+                self.drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens, seen)
         self._leave(finished)
         t6 = perf_counter()
 
@@ -313,6 +326,11 @@ class Loop:
         s.accept += t3 - t2
         s.commit += t4 - t3
         return events
+
+    def _tap(self) -> FeatureTap | None:
+        """A tap for one pass of the target, where the drafter wants to see something."""
+        drafter = self.drafter
+        return FeatureTap(drafter.features) if drafter is not None and drafter.features else None
 
     def _propose(self, active: Sequence[ActiveSequence]) -> list[Proposal]:
         """One proposal a sequence, no longer than is worth verifying and never past the token limit."""

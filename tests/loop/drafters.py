@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal, ProposalKind
+from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 Continuations = dict[tuple[int, ...], Sequence[int]]
@@ -24,6 +27,7 @@ class RandomTreeDrafter:
     """
 
     name = "random-tree"
+    features: Sequence[Feature] = ()
     free_proposals = True
 
     def __init__(
@@ -36,11 +40,13 @@ class RandomTreeDrafter:
         self._known: dict[int, Sequence[int]] = {}
         self._at: dict[int, int] = {}
 
-    def begin(self, slot: int, prompt: Sequence[int]) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         self._known[slot] = self._continuations[tuple(prompt)]
         self._at[slot] = 0
 
-    def observe(self, slot: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+    ) -> None:
         self._at[slot] += len(tokens)
 
     def end(self, slot: int) -> None:

@@ -26,18 +26,19 @@ class Giving:
     """Gives what it was told to, wherever drafts are asked for."""
 
     name = "giving"
+    features = ()
     free_proposals = True
 
     def __init__(self) -> None:
         self.given: Any = []
 
-    def begin(self, slot: int, prompt: Any) -> None:
+    def begin(self, slot: int, prompt: Any, features: Any = None) -> None:
         pass
 
     def propose(self, requests: list[DraftRequest]) -> Any:
         return self.given if requests[0].max_nodes else [Proposal.empty()]
 
-    def observe(self, slot: int, path: Any, tokens: Any) -> None:
+    def observe(self, slot: int, path: Any, tokens: Any, features: Any = None) -> None:
         pass
 
     def end(self, slot: int) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.params import SamplingParams
 from specdec.drafters.proposal import Proposal
 from specdec.models.base import CausalLM
+from specdec.models.features import Feature
 
 GREEDY = SamplingParams()
 
@@ -55,20 +58,34 @@ class Drafter(Protocol):
         where the drafter is a `CostlyDrafter`.
         """
 
-    def begin(self, slot: int, prompt: Sequence[int]) -> None:
-        """A sequence with this prompt was admitted into the slot, and its prompt was prefilled."""
+    @property
+    def features(self) -> Sequence[Feature]:
+        """What it wants to see of the target; () for nothing."""
+
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
+        """A sequence with this prompt was admitted into the slot, and its prompt was prefilled.
+
+        Args:
+            slot: the sequence.
+            prompt: [T] token ids.
+            features: [T, F] what the target offers after each of them; None where nothing is wanted.
+        """
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One proposal for each request, in order and within its limits; `Proposal.empty()` for none."""
 
-    def observe(self, slot: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+    ) -> None:
         """What became of a round.
 
         Args:
             slot: the sequence.
             path: accepted nodes of the drafter's own proposal, root to leaf. () after the prefill.
-            tokens: all tokens that the round emitted: the accepted ones and the target's own; after the
+            tokens: [m] all tokens that the round emitted: the accepted ones and the target's own; after the
                 prefill the first token.
+            features: [m, F] what the target offers after the node that each token came after: the last
+                emitted token, then the accepted ones. None where nothing is wanted.
         """
 
     def end(self, slot: int) -> None:

@@ -22,6 +22,7 @@ from specdec.drafters.draws import Parent, draw_children
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.models.base import CausalLM
+from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
@@ -63,6 +64,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    features: Sequence[Feature] = ()
     free_proposals = False
 
     def __init__(
@@ -83,7 +85,7 @@ class ModelDrafter:
         """The drafter's weights over the target's: a small batch takes as long as reading them."""
         return self.model.num_parameters / target.num_parameters
 
-    def begin(self, slot: int, prompt: Sequence[int]) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         """Prefills the drafter's own state with the prompt.
 
         Raises:
@@ -103,7 +105,9 @@ class ModelDrafter:
         self._settle()
         self._slots.pop(slot, None)
 
-    def observe(self, slot: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+    ) -> None:
         """Notes what the target accepted; the next call commits it."""
         state = self._slots[slot]
         if state.row < 0:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from specdec import _host
 from specdec._checks import check_integer
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal
+from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 _LONGEST = 1 << 20  # far beyond any use, and far from the limits of an int32
@@ -32,6 +35,7 @@ class NGramDrafter:
     """
 
     name = "ngram"
+    features: Sequence[Feature] = ()
     free_proposals = True
 
     def __init__(self, min_match: int = 2, max_match: int = 32, branches: int = 1) -> None:
@@ -43,7 +47,7 @@ class NGramDrafter:
         self._branches = branches
         self._automata: dict[int, _host.SuffixAutomaton] = {}
 
-    def begin(self, slot: int, prompt: Sequence[int]) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         """Indexes the prompt."""
         automaton = _host.SuffixAutomaton(self._max_match)
         automaton.extend(prompt)
@@ -65,7 +69,9 @@ class NGramDrafter:
                 proposals.append(Proposal.empty())
         return proposals
 
-    def observe(self, slot: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+    ) -> None:
         """Indexes the emitted tokens."""
         self._automaton(slot).extend(tokens)
 

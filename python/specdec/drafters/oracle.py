@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
+from torch import Tensor
+
 from specdec._checks import check_integer, check_number
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal
+from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 
@@ -27,6 +30,7 @@ class OracleDrafter:
     """
 
     name = "oracle"
+    features: Sequence[Feature] = ()
     free_proposals = True
 
     def __init__(
@@ -47,7 +51,7 @@ class OracleDrafter:
         self._proposed: dict[int, tuple[int, ...]] = {}
         self._emitted: dict[int, int] = {}
 
-    def begin(self, slot: int, prompt: Sequence[int]) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         """Looks the prompt's continuation up.
 
         Raises:
@@ -82,7 +86,9 @@ class OracleDrafter:
             )
         return proposals
 
-    def observe(self, slot: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+    ) -> None:
         """Moves on by the emitted tokens."""
         self._emitted[slot] += len(tokens)
 

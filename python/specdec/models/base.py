@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from specdec.cache import DecodingCache, Round, Steps
+from specdec.models.features import Feature, FeatureTap
 
 
 class CausalLM(Protocol):
@@ -28,8 +29,20 @@ class CausalLM(Protocol):
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences."""
 
+    def feature_size(self, feature: Feature) -> int:
+        """Numbers that a feature has for each token.
+
+        Raises:
+            ValueError: the model has no such layer, or it has no such feature.
+        """
+
     def prefill(
-        self, prompts: Sequence[Sequence[int]], *, cache: DecodingCache, slots: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        cache: DecodingCache,
+        slots: Sequence[int],
+        tap: FeatureTap | None = None,
     ) -> Tensor:
         """Reads whole prompts into empty slots.
 
@@ -37,6 +50,8 @@ class CausalLM(Protocol):
             prompts: token ids of each sequence; none may be empty.
             cache: written at `slots`.
             slots: one distinct slot a prompt.
+            tap: collects features of all tokens, [B, T, F] with T the longest prompt; what it has beyond a
+                shorter one means nothing.
 
         Returns:
             float32 [B, V]: the logits after each prompt's last token.
@@ -51,6 +66,7 @@ class CausalLM(Protocol):
         parents: Tensor | None = None,
         lengths: Tensor | None = None,
         prefix: Steps | None = None,
+        tap: FeatureTap | None = None,
     ) -> tuple[Tensor, Round]:
         """Verifies a chain or a tree of tokens a sequence; the state changes only by what was pending.
 
@@ -61,6 +77,7 @@ class CausalLM(Protocol):
             parents: int32 [B, N], -1 for a root; None for chains.
             lengths: int32 [B] valid nodes a row; None for N.
             prefix: uncommitted nodes that these continue, with parents counted over both.
+            tap: collects features of all nodes, [B, N, F].
 
         Returns:
             float32 [B, N, V] logits and the factors to commit.

@@ -138,7 +138,7 @@ class GatedDeltaNetForCausalLM:
         tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.long)
-        _check_tokens(tokens, self.vocab_size)
+        check_tokens(tokens, self.vocab_size)
         cache.reset(slots)
         slot_tensor = torch.as_tensor(list(slots), dtype=torch.int32)
         length_tensor = torch.as_tensor(lengths, dtype=torch.int32)
@@ -190,7 +190,12 @@ class GatedDeltaNetForCausalLM:
         return ops.rms_norm_linear(x.float(), self._final_norm, self.config.norm_eps, self._head)
 
 
-def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    """Refuses prompts with tokens outside the vocabulary.
+
+    Raises:
+        ValueError: there is one.
+    """
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         raise ValueError(f"prompts: got token ids from {low} to {high}, want 0 to {vocab_size - 1}")

@@ -29,7 +29,7 @@ from specdec.models.checkpoint import weights_sha256
 from specdec.models.drafter_checkpoint import VOCABULARY, load_drafter_config, load_drafter_weights
 from specdec.models.drafter_config import RecurrentDrafterConfig
 from specdec.models.features import Feature
-from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM, check_tokens
 
 
 class RecurrentDrafterModel:
@@ -39,6 +39,13 @@ class RecurrentDrafterModel:
         config: the validated configuration.
         tensors: by name, those of `drafter_tensors(config)`.
         target: what it drafts for; activations have its dtype.
+
+    Attributes:
+        config: as given.
+        dtype: of the activations.
+        features: what it reads off the target.
+        vocabulary: int64 [V'] the tokens that the columns of its logits stand for; None: all.
+        eos_token_ids: tokens that end a text.
 
     Raises:
         ValueError: the sizes are not the target's.
@@ -65,10 +72,12 @@ class RecurrentDrafterModel:
             self._own = tensors["own_norm.weight"], ops.pack_weight(tensors["own_proj.weight"])
         self._block = GatedDeltaNetBlock(config.layer, tensors, "layer.")
         self._norm = tensors["norm.weight"]
-        self._vocabulary = tensors[VOCABULARY].long() if VOCABULARY in tensors else None
         self._head = target.head
-        if self._vocabulary is not None:
-            self._head = ops.pack_weight(target.head.unpack()[self._vocabulary])
+        self.vocabulary: Tensor | None = None
+        if VOCABULARY in tensors:
+            self.vocabulary = tensors[VOCABULARY].long()
+            self._head = ops.pack_weight(target.head.unpack()[self.vocabulary])
+        self.eos_token_ids = target.eos_token_ids
         self._spec = layer_spec(config.layer)
 
     @classmethod
@@ -125,10 +134,14 @@ class RecurrentDrafterModel:
             cache: written at `slots`.
             slots: one distinct slot a row.
             lengths: tokens of each row; 0 leaves its slot empty.
+
+        Raises:
+            ValueError: a token is outside the vocabulary.
         """
         cache.reset(slots)
         if max(lengths) == 0:
             return
+        check_tokens(tokens, self.vocab_size)
         self._block.prefill(
             self._inputs(tokens, features, None),
             cache=cache,
@@ -181,14 +194,15 @@ class RecurrentDrafterModel:
 
     @torch.inference_mode()
     def logits(self, h: Tensor) -> Tensor:
-        """float32 [..., V] logits of the token after each output [..., D]; -inf for what is never drafted."""
-        eps = self.config.layer.norm_eps
-        logits = ops.rms_norm_linear(h.float(), self._norm, eps, self._head)
-        if self._vocabulary is None:
-            return logits
-        every = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-        every[..., self._vocabulary] = logits
-        return every
+        """Logits of the token after each output.
+
+        Args:
+            h: [..., D].
+
+        Returns:
+            float32 [..., V'], V' the drafter's vocabulary (`vocabulary`) or all of the target's.
+        """
+        return ops.rms_norm_linear(h.float(), self._norm, self.config.layer.norm_eps, self._head)
 
     def _inputs(self, tokens: Tensor, features: Tensor | None, own: Tensor | None) -> Tensor:
         """[B, N, D]."""
