@@ -97,8 +97,8 @@ class FeatureCache:
         free = shutil.disk_usage(self.directory).free
         if self.missing_bytes + _SPARE_BYTES > free:
             raise ValueError(
-                f"{self.directory}: the features take {self.missing_bytes / 1e9:.2f} GB and "
-                f"{free / 1e9:.2f} GB are free, want fewer features or tokens of text, or another disk"
+                f"{self.directory}: the features take {self.missing_bytes / 1e6:,.1f} MB and "
+                f"{free / 1e6:,.1f} MB are free, want fewer features or tokens of text, or another disk"
             )
 
     def compute(
