@@ -210,7 +210,7 @@ class DrafterTraining(Run):
                 raise ValueError(f"{place}: does not hold the features of the run in {out} any more")
             run = cls(out, options, target, cache, vocabulary)
             try:
-                run._optimization.restore(file, step)
+                run._optimization.restore(file)
             except (RuntimeError, SafetensorError) as error:
                 raise ValueError(f"{path}: not the state of a run ({error})") from None
         run.step, run.history = step, history
