@@ -27,6 +27,20 @@ from specdec.tree import TokenTree
 MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those included that are left out later
 
 
+def best_first(tree: TokenTree, chances: Sequence[float]) -> tuple[TokenTree, tuple[float, ...]]:
+    """The tree in the order of its nodes' chances, so that the first n nodes are the best tree of n.
+
+    Args:
+        tree: any.
+        chances: of each node's path; a child's is not above its parent's.
+    """
+    # The sort is stable: with equal chances a parent stays before its child.
+    order = sorted(range(len(tree)), key=chances.__getitem__, reverse=True)
+    if order == list(range(len(tree))):
+        return tree, tuple(chances)
+    return tree.reorder(order), tuple([chances[node] for node in order])
+
+
 class GrowingTree:
     """The tree of one request.
 
