@@ -20,6 +20,7 @@ from specdec.models.base import CausalLM
 SHAPE = ((1, 1.0), (8, 1.46), (9, 2.0), (32, 4.9), (64, 7.0), (128, 10.5))
 SEQUENCE = 0.1  # of the time of one row, for the state of each further sequence
 LEARNING = 0.08  # of a correction, for each measurement once there were several
+FIRST = 0.3  # of the first measurement at a number of nodes
 STALE = 256  # rounds of a batch size after which a correction that was not seen again is forgotten
 
 
@@ -70,7 +71,10 @@ class RoundCost:
         knot = curve.knots.get(nodes)
         if knot is None:
             guess = self._ratio(curve, nodes)
-            ratio = seconds / prior if guess is None else 0.5 * (guess + min(seconds / prior, 2.0 * guess))
+            # A first round of a size is often slow: it says less than the neighbours and the shape.
+            ratio = seconds / prior
+            if guess is not None:
+                ratio = guess + FIRST * (min(ratio, 2.0 * guess) - guess)
             curve.knots[nodes] = _Knot(ratio, 1, curve.rounds)
         else:
             knot.count += 1

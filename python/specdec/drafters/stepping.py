@@ -227,19 +227,23 @@ class SteppingDrafter(ABC):
         state.row = -1
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """Drafts for each request that may have drafts, all of them in one batch, where it pays."""
+        """Drafts where it pays."""
         rows = self._worthwhile([r for r in requests if min(r.max_nodes, r.max_depth) > 0])
         if not rows:
             return [Proposal.empty() for _ in requests]
         start = perf_counter()
-        self._settle(defer_for=[r.slot for r in rows])
-        self._catch_up(rows)
-        by_slot = dict(zip([r.slot for r in rows], self._draft(rows), strict=True))
+        by_slot = dict(zip([r.slot for r in rows], self.draft(rows), strict=True))
         priced = [r for r in rows if r.prices.second > 0.0]
         if priced:
             gains = [(0, by_slot[r.slot].gain(r.prices.node)) for r in priced]
             self._worth.observe(gains, perf_counter() - start)
         return [by_slot.get(r.slot) or Proposal.empty() for r in requests]
+
+    def draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
+        """Drafts for these requests, each of which may have drafts, all of them in one batch."""
+        self._settle(defer_for=[r.slot for r in rows])
+        self._catch_up(rows)
+        return self._draft(rows)
 
     def _worthwhile(self, rows: list[DraftRequest]) -> list[DraftRequest]:
         """The requests that drafting is expected to pay for; those without a price always."""
