@@ -44,6 +44,7 @@ def _listed(entries: list[tuple[str, str]]) -> str:
 
 _METHODS = _listed([(name, method.description) for name, method in METHODS.items()])
 _DRAFTERS = _listed(list(DRAFTERS.items()))
+_DEFAULT_DRAFTER = f"Default: the model's own where it comes with one, else {DEFAULT_DRAFTER}."
 _RULES = _listed([(name, rule.description) for name, rule in RULES.items()])
 
 Model = Annotated[str, typer.Option(help="An embedded model's name, or a directory with a checkpoint.")]
@@ -66,10 +67,12 @@ Acceptance = Annotated[
     typer.Option(help=f"What decides about drafts that are drawn at random (temperature above 0). {_RULES}."),
 ]
 DraftTree = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Children of each node by depth in what model: and exit: draft, such as 2,2,1; the last goes on "
-        "for as long as --max-draft lasts; 1: chains."
+        help="Children of each node by depth in what adapted, model: and exit: draft, such as 2,2,1; the "
+        "last goes on for as long as --max-draft lasts; 1: chains; auto: the likeliest tokens, pruned by "
+        "their chances. Default: auto for adapted, else 1.",
+        show_default=False,
     ),
 ]
 FixedDraft = Annotated[
@@ -103,7 +106,7 @@ def generate(
     model: Model = "gdn-code",
     method: Annotated[str, typer.Option(help=f"{_METHODS}.")] = "specla",
     drafter: Annotated[
-        str | None, typer.Option(help=f"{_DRAFTERS}. Default: {DEFAULT_DRAFTER}.", show_default=False)
+        str | None, typer.Option(help=f"{_DRAFTERS}. {_DEFAULT_DRAFTER}", show_default=False)
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Most tokens to write, at least 1; never exceeded.")
@@ -160,7 +163,7 @@ def generate(
     max_draft: MaxDraft = 16,
     commit: CommitOption = Commit.deferred,
     oracle_p: OracleP = 1.0,
-    draft_tree: DraftTree = "1",
+    draft_tree: DraftTree = None,
     fixed_draft: FixedDraft = False,
     compare: Annotated[
         bool,
@@ -228,9 +231,12 @@ def bench(
         ),
     ] = None,
     batch: Annotated[str, typer.Option(help="Comma-separated numbers of sequences decoded together.")] = "1",
-    drafter: Annotated[str, typer.Option(help=f"Comma-separated. {_DRAFTERS}.")] = DEFAULT_DRAFTER,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help=f"Comma-separated. {_DRAFTERS}. {_DEFAULT_DRAFTER}", show_default=False),
+    ] = None,
     oracle_p: OracleP = 1.0,
-    draft_tree: DraftTree = "1",
+    draft_tree: DraftTree = None,
     acceptance: Annotated[
         str,
         typer.Option(
@@ -291,6 +297,78 @@ def tune(
     from specdec.cli import tune as command
 
     command.run(seconds)
+
+
+@app.command(
+    name="train-drafter",
+    epilog="Example: specdec train-drafter --target gdn-code --text ~/src --out my-drafter --tokens 4000000",
+)
+def train_drafter(
+    out: Annotated[Path, typer.Option(help="Directory of the run; it becomes a drafter's directory.")],
+    target: Annotated[
+        str | None, typer.Option(help="The model to draft for: as --model elsewhere.", show_default=False)
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Folder of UTF-8 text files, searched recursively.", show_default=False),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="What the drafter reads off the target, comma-separated: last (its last hidden state), "
+            "fused (hidden states of a low, a middle and the last layer), readouts (recurrent read-outs of "
+            "these layers), hidden:N, readout:N; or none.",
+            show_default="fused,readouts",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens to train on in all.", show_default="one pass over the text")
+    ] = None,
+    text_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of the text that the target reads.", show_default="all"),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences in a step.", show_default="8")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="256")] = None,
+    unroll: Annotated[
+        int | None, typer.Option(help="Positions of a drafted chain that are trained.", show_default="5")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", show_default="0.004")] = None,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(help="Draft only the N most frequent tokens of the text.", show_default="all tokens"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and data order.", show_default="0")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the target's features, which runs can share.", show_default="OUT/features"
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """Train a drafter on what a target computes on a text. Ctrl-C saves and ends; --resume goes on."""
+    options = {
+        "target": target,
+        "text": text,
+        "features": features,
+        "tokens": tokens,
+        "text_tokens": text_tokens,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "unroll": unroll,
+        "lr": lr,
+        "draft_vocab": draft_vocab,
+        "seed": seed,
+        "cache": cache,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    from specdec.cli import train_drafter as command
+
+    if resume:
+        command.resume(out, given)
+    else:
+        command.run(out, given)
 
 
 @app.command(epilog="Example: specdec info")

@@ -42,6 +42,12 @@ def embedded_drafters() -> dict[str, Path]:
     return {name.removesuffix(_DRAFTER): path for name, path in _assets().items() if name.endswith(_DRAFTER)}
 
 
+def shipped_drafter(directory: Path | None) -> Path | None:
+    """The drafter that comes with the embedded model in `directory`; None for all other models."""
+    drafters = embedded_drafters()
+    return next((drafters.get(name) for name, path in embedded_models().items() if path == directory), None)
+
+
 def _assets() -> dict[str, Path]:
     assets = Path(str(resources.files("specdec"))) / "assets"
     return {path.parent.name: path.parent for path in sorted(assets.glob(f"*/{CONFIG_NAME}"))}
@@ -265,8 +271,13 @@ def read_tensors(
 
 def weights_sha256(directory: str | os.PathLike[str]) -> str:
     """SHA-256 of a model's weights: of its safetensors file, or of its shards one after the other."""
+    return files_sha256(weight_files(Path(directory)))
+
+
+def files_sha256(files: Sequence[Path]) -> str:
+    """SHA-256 of files one after the other, in hexadecimal digits."""
     digest = hashlib.sha256()
-    for path in weight_files(Path(directory)):
+    for path in files:
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
