@@ -74,7 +74,7 @@ class RoundCost:
             # A first round of a size is often slow: it says less than the neighbours and the shape.
             ratio = seconds / prior
             if guess is not None:
-                ratio = guess + FIRST * (min(ratio, 2.0 * guess) - guess)
+                ratio = guess + FIRST * (min(ratio, 1.5 * guess) - guess)
             curve.knots[nodes] = _Knot(ratio, 1, curve.rounds)
         else:
             knot.count += 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 LEARNING = 0.1
-TRIALS = 4  # calls before anything is concluded
-EXPLORE_EVERY = 64  # drafting takes at most about as long as a decode step, so trying costs less than 2%
+PRIOR_CALLS = 5.0  # that the first guess counts for
+TRYING = 0.3  # of a gain, where it did not seem to pay
+EXPLORE_EVERY = 16  # drafting takes a part of a decode step: the first try costs 2% or so, then ever less
 
 
 class Exploration:
@@ -39,8 +39,8 @@ class Exploration:
 class _Gain:
     """What drafts brought to sequences of one class: tokens above what their nodes cost."""
 
-    tokens: float = 0.0
-    calls: int = 0
+    tokens: float
+    calls: float = PRIOR_CALLS
     trying: bool = False
     exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
 
@@ -51,10 +51,13 @@ class Worth:
     Sequences may be told apart by a class, such as what another drafter has for them already. A class for
     which drafting does not pay is tried again once in a while, ever more rarely; what is learned then counts
     for more.
+
+    Args:
+        guesses: by class, tokens that drafting is thought to bring until more is known.
     """
 
-    def __init__(self) -> None:
-        self._gains: dict[int, _Gain] = {}
+    def __init__(self, guesses: Sequence[float] = (1.5,)) -> None:
+        self._gains = [_Gain(guess) for guess in guesses]
         self._seconds = 0.0
         self._calls = 0
 
@@ -66,10 +69,7 @@ class Worth:
             second_price: tokens that a second of drafting for all of them must bring.
         """
         cost = second_price * self._seconds
-        hopes = []
-        for c in classes:
-            gain = self._gains.setdefault(c, _Gain())
-            hopes.append(gain.tokens if gain.calls >= TRIALS else math.inf)
+        hopes = [self._gains[c].tokens for c in classes]
         # A further row costs less than the first: half of its share.
         chosen = [hope >= 0.5 * cost / len(classes) for hope in hopes]
         if sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
@@ -100,7 +100,7 @@ class Worth:
                 min(seconds, 3.0 * self._seconds) - self._seconds
             )
         for c, tokens in gains:
-            gain = self._gains.setdefault(c, _Gain())
-            gain.calls += 1
-            rate = 0.3 if gain.trying else max(LEARNING, 1.0 / gain.calls)
+            gain = self._gains[c]
+            gain.calls += 1.0
+            rate = TRYING if gain.trying else max(LEARNING, 1.0 / gain.calls)
             gain.tokens += rate * (tokens - gain.tokens)
