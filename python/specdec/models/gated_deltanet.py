@@ -20,6 +20,8 @@ from specdec.cache import DecodingCache, LayerFactors, LayerSpec, Round, Steps
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.features import Feature, FeatureTap
+from specdec.models.solving import solve_layer
+from specdec.ops.strategy import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class GatedDeltaNetForCausalLM:
             raise ValueError(f"dtype: got {dtype}, want torch.float32 or torch.bfloat16")
         self.config = config
         self.dtype = dtype
+        self._strategy = "exact"
         embeddings = weights["model.embeddings.weight"]
         self._embeddings = embeddings.to(dtype)
         self._head = ops.pack_weight(embeddings if config.tie_word_embeddings else weights["lm_head.weight"])
@@ -113,6 +116,23 @@ class GatedDeltaNetForCausalLM:
         part.config = replace(self.config, num_hidden_layers=count, early_exit_layers=exits)
         part._layers = self._layers[:count]
         return part
+
+    def with_strategy(self, strategy: str) -> GatedDeltaNetForCausalLM:
+        """This model with a fixed strategy of verification, for studies. The weights are shared.
+
+        Args:
+            strategy: "serial" or "hybrid"; "exact", which every model starts with: the faster of the two by
+                the measured table; or "solve", whose rounding is not that of decoding, so that texts may part
+                at near-ties.
+
+        Raises:
+            ValueError: there is no such strategy.
+        """
+        if strategy not in ("exact", *STRATEGIES):
+            raise ValueError(f"strategy: got {strategy!r}, want 'exact', 'serial', 'hybrid' or 'solve'")
+        fixed = copy(self)
+        fixed._strategy = strategy
+        return fixed
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
@@ -196,9 +216,10 @@ class GatedDeltaNetForCausalLM:
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
         pending = cache.take_pending(slots)
         factors = []
+        verify_layer = solve_layer if self._strategy == "solve" else ops.verify_layer
         for i, layer in enumerate(self._layers):
             mixed, gate, a, b = self._project(layer, x)
-            o, recurrent = ops.verify_layer(
+            o, recurrent = verify_layer(
                 mixed,
                 a,
                 b,
@@ -217,6 +238,7 @@ class GatedDeltaNetForCausalLM:
                 prefix=None if prefix is None else prefix.recurrent(i),
                 prefix_mixed=None if prefix is None else prefix.mixed(i),
                 scale=self._scale,
+                strategy=self._strategy,
             )
             factors.append(LayerFactors(recurrent, mixed))
             x = self._finish(layer, x, o, gate)
