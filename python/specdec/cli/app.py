@@ -293,6 +293,78 @@ def tune(
     command.run(seconds)
 
 
+@app.command(
+    name="train-drafter",
+    epilog="Example: specdec train-drafter --target gdn-code --text ~/src --out my-drafter --tokens 4000000",
+)
+def train_drafter(
+    out: Annotated[Path, typer.Option(help="Directory of the run; it becomes a drafter's directory.")],
+    target: Annotated[
+        str | None, typer.Option(help="The model to draft for: as --model elsewhere.", show_default=False)
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Folder of UTF-8 text files, searched recursively.", show_default=False),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="What the drafter reads off the target, comma-separated: last (its last hidden state), "
+            "fused (hidden states of a low, a middle and the last layer), readouts (recurrent read-outs of "
+            "these layers), hidden:N, readout:N; or none.",
+            show_default="fused,readouts",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens to train on in all.", show_default="one pass over the text")
+    ] = None,
+    text_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of the text that the target reads.", show_default="all"),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences in a step.", show_default="8")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="256")] = None,
+    unroll: Annotated[
+        int | None, typer.Option(help="Positions of a drafted chain that are trained.", show_default="5")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", show_default="0.004")] = None,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(help="Draft only the N most frequent tokens of the text.", show_default="all tokens"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and data order.", show_default="0")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the target's features, which runs can share.", show_default="OUT/features"
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """Train a drafter on what a target computes on a text. Ctrl-C saves and ends; --resume goes on."""
+    options = {
+        "target": target,
+        "text": text,
+        "features": features,
+        "tokens": tokens,
+        "text_tokens": text_tokens,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "unroll": unroll,
+        "lr": lr,
+        "draft_vocab": draft_vocab,
+        "seed": seed,
+        "cache": cache,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    from specdec.cli import train_drafter as command
+
+    if resume:
+        command.resume(out, given)
+    else:
+        command.run(out, given)
+
+
 @app.command(epilog="Example: specdec info")
 def info() -> None:
     """Print version, torch, instruction set and what is built."""

@@ -1,4 +1,4 @@
-"""Children of drafted nodes: drawn where the target samples, the likeliest tokens where it is greedy."""
+"""Children of drafted nodes: the likeliest tokens, or tokens drawn as the target draws."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec import ops
 from specdec.acceptance.editing import SequenceRows, edit_logits
-from specdec.acceptance.processing import largest
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.base import DraftRequest
 
@@ -24,12 +24,14 @@ class Parent(NamedTuple):
         node: its number in the round: 0 is the last emitted token, draft i is i + 1.
         path: drafted tokens down to it, its own included.
         children: how many are wanted.
+        floor: no more children are drawn than tokens have at least this probability.
     """
 
     request: DraftRequest
     node: int
     path: tuple[int, ...]
     children: int
+    floor: float = 0.0
 
 
 class Children(NamedTuple):
@@ -37,64 +39,133 @@ class Children(NamedTuple):
 
     Attributes:
         tokens: for each parent its children, fewer than wanted where the row has no more tokens.
+        probabilities: of each of these in its row.
         probs: float32 [R, V], rows that were drawn from; None where nothing was drawn.
         rows: for each parent its row of `probs`; -1 where its children were not drawn.
     """
 
     tokens: list[list[int]]
+    probabilities: list[list[float]]
     probs: Tensor | None
     rows: list[int]
 
 
 @torch.inference_mode()
-def draw_children(logits: Tensor, parents: Sequence[Parent], *, replacement: bool) -> Children:
+def draw_children(
+    logits: Tensor,
+    parents: Sequence[Parent],
+    *,
+    replacement: bool = False,
+    draw: bool = True,
+    vocabulary: NDArray[np.integer] | None = None,
+    vocab_size: int = 0,
+) -> Children:
     """Children of each parent, from rows that are processed exactly as the target's.
 
-    A sampled request's are drawn, independently or without replacement (Gumbel top-k, Kool et al., 2019,
-    arXiv 1903.06059), with numbers of the round's position and the parent's node: a later round, which may
-    begin at any of the drafted positions, uses others. A greedy request's are the largest logits, ties to the
-    smaller token.
+    A sampled request's are drawn where `draw` says so, independently or without replacement (Gumbel top-k,
+    Kool et al., 2019, arXiv 1903.06059), with numbers of the round's position and the parent's node: a later
+    round, which may begin at any of the drafted positions, uses others. How many is fixed before the first is
+    drawn. All others are the likeliest tokens, descending, ties to the smaller token.
 
     Args:
         logits: float32 [R, V] on the CPU, the drafter's after each parent; edited in place.
         parents: [R].
         replacement: whether siblings are drawn independently.
+        draw: False: the likeliest tokens for sampled requests too.
+        vocabulary: [V'] the tokens that the columns of `logits` [R, V'] stand for, ascending, where the
+            drafter has fewer than the target; all others have no chance.
+        vocab_size: V, where a vocabulary is given.
     """
-    if any(p.request.sampling.edited for p in parents):
+    drawn = [i for i, p in enumerate(parents) if draw and not p.request.sampling.greedy]
+    edited = any(p.request.sampling.edited for p in parents)
+    if vocabulary is not None and (drawn or edited):
+        full = torch.full((len(logits), vocab_size), -torch.inf)
+        full[:, torch.from_numpy(vocabulary)] = logits
+        logits, vocabulary = full, None
+    if edited:
         edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
-    tokens: list[list[int]] = [[] for _ in parents]
-    rows = [-1] * len(parents)
-    drawn = [i for i, p in enumerate(parents) if not p.request.sampling.greedy]
-    for i, p in enumerate(parents):
-        if p.request.sampling.greedy:
-            scores = logits[i].numpy()
-            best = largest(scores, p.children)[: p.children].tolist()
-            tokens[i] = [t for t in best if scores[t] > -np.inf]
     if not drawn:
-        return Children(tokens, None, rows)
-    asked = [parents[i] for i in drawn]
-    chosen = logits if len(drawn) == len(parents) else logits[drawn]
-    probs = ops.sampling_probs(chosen, **SamplingTensors.of([p.request.sampling for p in asked])._asdict())
+        tokens, probabilities = _likeliest(logits.numpy(), parents, vocabulary)
+        return Children(tokens, probabilities, None, [-1] * len(parents))
+    if len(drawn) == len(parents):
+        return _drawn(logits, parents, replacement)
+    # Some of both: each kind by itself.
+    picked = set(drawn)
+    others = [i for i in range(len(parents)) if i not in picked]
+    found = _drawn(logits[drawn], [parents[i] for i in drawn], replacement)
+    best = _likeliest(logits[others].numpy(), [parents[i] for i in others], vocabulary)
+    result = Children([[] for _ in parents], [[] for _ in parents], found.probs, [-1] * len(parents))
+    for place, i in enumerate(drawn):
+        result.tokens[i], result.probabilities[i] = found.tokens[place], found.probabilities[place]
+        result.rows[i] = found.rows[place]
+    for place, i in enumerate(others):
+        result.tokens[i], result.probabilities[i] = best[0][place], best[1][place]
+    return result
+
+
+def _likeliest(
+    rows: NDArray[np.float32], parents: Sequence[Parent], vocabulary: NDArray[np.integer] | None
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The largest logits of each of `rows` [R, V], which are overwritten, and their probabilities.
+
+    As many passes as children: a pass for the greatest number takes a microsecond a row, and a partial sort
+    several times that of four passes.
+    """
+    asked = [p.request.sampling for p in parents]
+    if not all(s.greedy or s.temperature == 1.0 for s in asked):
+        scale = np.array([1.0 if s.greedy else 1.0 / s.temperature for s in asked], np.float32)
+        rows *= scale[:, None]
+    top = rows.max(axis=1)  # [R]
+    # Rows without any token that may come have no children; the subtraction must not make them NaN.
+    shift = np.where(top > -np.inf, top, np.float32(0.0))
+    totals = np.exp(rows - shift[:, None]).sum(axis=1).tolist()
+    shifts = shift.tolist()
+    tokens: list[list[int]] = [[] for _ in parents]
+    probabilities: list[list[float]] = [[] for _ in parents]
+    every = np.arange(len(rows))
+    for rank in range(max(p.children for p in parents)):
+        best = rows.argmax(axis=1)
+        scores = rows[every, best].tolist()
+        for i, (column, score) in enumerate(zip(best.tolist(), scores, strict=True)):
+            if rank < parents[i].children and score > -np.inf:
+                tokens[i].append(column if vocabulary is None else int(vocabulary[column]))
+                probabilities[i].append(float(np.exp(score - shifts[i])) / totals[i])
+        rows[every, best] = -np.inf
+    return tokens, probabilities
+
+
+def _drawn(logits: Tensor, parents: Sequence[Parent], replacement: bool) -> Children:
+    """Draws the children of parents whose `logits` [R, V] have been edited."""
+    probs = ops.sampling_probs(logits, **SamplingTensors.of([p.request.sampling for p in parents])._asdict())
+    counts = [
+        min(p.children, int((row >= p.floor).sum())) if p.floor > 0.0 else p.children
+        for p, row in zip(parents, probs.numpy(), strict=True)
+    ]
+    tokens: list[list[int]] = [[] for _ in parents]
     # An only child has the same law either way, and the race asks every token for a number.
-    racing = [not replacement and p.children > 1 for p in asked]
+    racing = [not replacement and count > 1 for count in counts]
     for race in set(racing):
-        some = [row for row, is_racing in enumerate(racing) if is_racing == race]
-        for row, found in zip(some, _draw(probs, some, asked, race), strict=True):
-            tokens[drawn[row]] = [t for t in found if t >= 0]
-            rows[drawn[row]] = row
-    return Children(tokens, probs, rows)
+        some = [i for i, is_racing in enumerate(racing) if is_racing == race and counts[i]]
+        if some:
+            for i, found in zip(some, _draw(probs, some, parents, counts, race), strict=True):
+                tokens[i] = [t for t in found if t >= 0]
+    table = probs.numpy()
+    probabilities = [[float(table[i, t]) for t in found] for i, found in enumerate(tokens)]
+    return Children(tokens, probabilities, probs, list(range(len(parents))))
 
 
-def _draw(probs: Tensor, rows: Sequence[int], parents: Sequence[Parent], race: bool) -> list[list[int]]:
-    """As many tokens of these rows of `probs` [R, V] as their `parents` [R] want; -1 where none is left."""
+def _draw(
+    probs: Tensor, rows: Sequence[int], parents: Sequence[Parent], counts: Sequence[int], race: bool
+) -> list[list[int]]:
+    """Tokens of these rows of `probs` [R, V], `counts` [R] of each; -1 where none is left."""
     asked = [parents[row] for row in rows]
     tokens = ops.draw_tokens(
         probs if len(rows) == len(probs) else probs[list(rows)],
-        max(p.children for p in asked),
+        max(counts[row] for row in rows),
         replacement=not race,
         seeds=seed_bits([p.request.seed for p in asked]),
         positions=torch.tensor([p.request.position for p in asked], dtype=torch.int64),
         nodes=torch.tensor([p.node for p in asked], dtype=torch.int32),
     )
     # The first draws of a row are the same however many are asked for.
-    return [found[: p.children] for found, p in zip(tokens.tolist(), asked, strict=True)]
+    return [found[: counts[row]] for found, row in zip(tokens.tolist(), rows, strict=True)]

@@ -26,11 +26,12 @@ class Proposal:
         rows: [n] the row of `draft_probs` that each node was drawn from; None: node i from row i. Siblings of
             a WITHOUT_REPLACEMENT proposal were all drawn from one row, which still holds the tokens that were
             taken out of it.
-        confidence: the drafter's own hint, larger is surer, on the drafter's own scale (n-grams: the length
-            of the match in tokens); None if it has none.
+        chances: [n] the estimated chance that a node is accepted, its whole path with it. They do not
+            increase, so the best tree of n nodes is the first n. None: the drafter has no idea.
 
     Raises:
-        ValueError: `tree` or `kind` is something else, or `draft_probs` or `rows` does not fit them.
+        ValueError: `tree` or `kind` is something else, or `draft_probs`, `rows` or `chances` does not fit
+            them.
 
     Example: two children of the last token and one grandchild, drawn from two distributions.
         >>> q = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.4, 0.0]])
@@ -44,6 +45,7 @@ class Proposal:
     draft_probs: Tensor | None = None
     rows: tuple[int, ...] | None = None
     confidence: float | None = None
+    chances: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.tree, TokenTree):
@@ -51,6 +53,12 @@ class Proposal:
         if not isinstance(self.kind, ProposalKind):
             raise ValueError(f"kind: got {shown(self.kind)}, want a ProposalKind, such as ProposalKind.IID")
         probs, rows, nodes = self.draft_probs, self.rows, len(self.tree)
+        chances = self.chances
+        if chances is not None:
+            if len(chances) != nodes:
+                raise ValueError(f"chances: got {len(chances)} numbers, want {nodes}, one for each node")
+            if any(not 0.0 <= b <= a <= 1.0 for a, b in zip((1.0, *chances), chances, strict=False)):
+                raise ValueError(f"chances: got {chances}, want numbers from 1 to 0 that do not increase")
         if self.kind is ProposalKind.DETERMINISTIC:
             if probs is not None or rows is not None:
                 name, got = ("rows", shown(rows)) if probs is None else ("draft_probs", _describe(probs))
@@ -100,7 +108,8 @@ class Proposal:
             rows = rows[:nodes]
         elif probs is not None:
             probs = probs[:nodes]
-        return Proposal(self.tree.truncate(nodes), self.kind, probs, rows, self.confidence)
+        chances = None if self.chances is None else self.chances[:nodes]
+        return Proposal(self.tree.truncate(nodes), self.kind, probs, rows, self.confidence, chances)
 
 
 def _describe(probs: object) -> str:

@@ -265,8 +265,13 @@ def read_tensors(
 
 def weights_sha256(directory: str | os.PathLike[str]) -> str:
     """SHA-256 of a model's weights: of its safetensors file, or of its shards one after the other."""
+    return files_sha256(weight_files(Path(directory)))
+
+
+def files_sha256(files: Sequence[Path]) -> str:
+    """SHA-256 of files one after the other, in hexadecimal digits."""
     digest = hashlib.sha256()
-    for path in weight_files(Path(directory)):
+    for path in files:
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +68,15 @@ def train_tokenizer(folder: str | os.PathLike[str], vocab_size: int, seed: int) 
     return backend
 
 
-def write_tokens(folder: str | os.PathLike[str], backend: tokenizers.Tokenizer, path: Path, seed: int) -> int:
-    """Encode the texts below `folder` into `path` (uint32), each after an end-of-text token; returns their
-    number.
+def write_tokens(
+    folder: str | os.PathLike[str],
+    backend: tokenizers.Tokenizer,
+    path: Path,
+    seed: int,
+    most: int | None = None,
+) -> int:
+    """Encode the texts below `folder` into `path` (uint32), each after an end-of-text token, up to `most`
+    tokens; returns their number.
 
     Raises ValueError where the tokenizer has no end-of-text token or the folder no text.
     """
@@ -82,8 +88,11 @@ def write_tokens(folder: str | os.PathLike[str], backend: tokenizers.Tokenizer, 
     with partial.open("wb") as file:
         for text in read_texts(folder, seed):
             ids = [end, *backend.encode(text, add_special_tokens=False).ids]
+            ids = ids if most is None else ids[: most - total]
             np.asarray(ids, dtype=np.uint32).tofile(file)
             total += len(ids)
+            if total == most:
+                break
     if total == 0:
         raise ValueError(f"text: {str(folder)!r} holds no readable text")
     os.replace(partial, path)
@@ -130,20 +139,32 @@ class TokenWindows:
         start = index * self._length
         return torch.from_numpy(self._tokens[start : start + self._length + 1].astype(np.int64))
 
-    def batch(self, step: int, size: int) -> Tensor:
-        """Training batch number `step`: int64 `[size, length + 1]`."""
-        rows = []
+    def rows(self, indices: Sequence[int]) -> Tensor:
+        """Windows by their number: int64 `[len(indices), length + 1]`."""
+        return torch.stack([self._window(index) for index in indices])
+
+    def batch_indices(self, step: int, size: int) -> list[int]:
+        """Numbers of the windows of training batch number `step`."""
+        indices = []
         for position in range(step * size, (step + 1) * size):
             epoch, place = divmod(position, self.num_training)
             if epoch != self._epoch:
                 generator = torch.Generator().manual_seed(self._seed + epoch)
                 self._epoch, self._order = epoch, torch.randperm(self.num_training, generator=generator)
-            rows.append(self._window(int(self._order[place])))
-        return torch.stack(rows)
+            indices.append(int(self._order[place]))
+        return indices
+
+    def batch(self, step: int, size: int) -> Tensor:
+        """Training batch number `step`: int64 `[size, length + 1]`."""
+        return self.rows(self.batch_indices(step, size))
+
+    def held_out_indices(self, size: int, most: int) -> Iterator[range]:
+        """Numbers of the first `most` held-out windows, in batches of up to `size`."""
+        stop = self.num_training + min(self.num_held_out, most)
+        for start in range(self.num_training, stop, size):
+            yield range(start, min(start + size, stop))
 
     def held_out(self, size: int, most: int) -> Iterator[Tensor]:
         """The first `most` held-out windows in batches of up to `size`: int64 `[<= size, length + 1]`."""
-        count = min(self.num_held_out, most)
-        for start in range(0, count, size):
-            stop = min(start + size, count)
-            yield torch.stack([self._window(self.num_training + i) for i in range(start, stop)])
+        for indices in self.held_out_indices(size, most):
+            yield self.rows(indices)

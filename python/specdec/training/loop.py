@@ -8,11 +8,8 @@ when it is read.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,20 +17,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from specdec._checks import check_integer, check_number
-from specdec.models.checkpoint import is_matrix, open_weights, save_model, write_json, write_tensors
+from specdec.models.checkpoint import open_weights, save_model, write_json, write_tensors
 from specdec.models.config import GatedDeltaNetConfig, read_json_object
 from specdec.training.corpus import TOKENS_NAME, TokenWindows
 from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
-
-STATE_NAME = "training.safetensors"
-HISTORY_NAME = "losses.json"
-
-_BETAS = (0.9, 0.95)
-_WEIGHT_DECAY = 0.1
-_CLIP = 1.0
-_FINAL_LR = 0.1  # of the peak, at the end of the cosine
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_MAX_HISTORY_BYTES = 1 << 28
+from specdec.training.optimization import Optimization
+from specdec.training.running import HISTORY_NAME, MAX_HISTORY_BYTES, STATE_NAME, Run
 
 
 @dataclass(frozen=True)
@@ -78,14 +67,6 @@ class TrainingOptions:
         """Optimiser steps of the whole run."""
         return -(-self.tokens // (self.batch_size * self.seq_len))
 
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of step number `step`, from 0."""
-        warmup = max(1, min(200, self.steps // 20))
-        if step < warmup:
-            return self.lr * (step + 1) / warmup
-        progress = (step - warmup) / max(1, self.steps - warmup)
-        return self.lr * (_FINAL_LR + (1 - _FINAL_LR) * 0.5 * (1 + math.cos(math.pi * progress)))
-
     def to_json(self) -> str:
         """The options as text, for the state file."""
         return json.dumps({**asdict(self), "config": self.config.to_dict()})
@@ -110,7 +91,7 @@ class History:
     held_out: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
 
-class Training:
+class Training(Run):
     """A run in the directory `out`, which holds the token file of `write_tokens` already.
 
     Args:
@@ -130,15 +111,7 @@ class Training:
         self.windows = TokenWindows(out / TOKENS_NAME, options.seq_len, options.seed)
         torch.manual_seed(options.seed)
         self.model = TrainableGatedDeltaNet(options.config).to(options.device)
-        named = list(self.model.named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for n, p in named if is_matrix(n)], "weight_decay": _WEIGHT_DECAY},
-                {"params": [p for n, p in named if not is_matrix(n)], "weight_decay": 0.0},
-            ],
-            lr=options.lr,
-            betas=_BETAS,
-        )
+        self._optimization = Optimization(self.model, options.steps, options.lr)
         self._rates = dropout_rates(options.config.num_hidden_layers, options.layer_dropout)
 
     @classmethod
@@ -152,19 +125,28 @@ class Training:
             try:
                 run = cls(out, TrainingOptions.from_json(metadata["options"]))
                 run.step = int(metadata["step"])
-                with torch.no_grad():
-                    for name, parameter in run.model.named_parameters():
-                        parameter.copy_(file.get_tensor(f"weights/{name}"))
-                        run._optimizer.state[parameter] = {
-                            "step": torch.tensor(float(run.step)),
-                            **{m: file.get_tensor(f"{m}/{name}").to(parameter.device) for m in _MOMENTS},
-                        }
-                saved = read_json_object(out / HISTORY_NAME, _MAX_HISTORY_BYTES)
+                run._optimization.restore(file, run.step)
+                saved = read_json_object(out / HISTORY_NAME, MAX_HISTORY_BYTES)
                 run.history.training = [(s, x) for s, x in saved["training"] if s < run.step]
                 run.history.held_out = [(s, x) for s, x in saved["held_out"] if s <= run.step]
             except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
                 raise ValueError(f"{path}: not the state of a run ({error})") from None
         return run
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.options.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a step's batch."""
+        return self.options.batch_size * self.options.seq_len
+
+    @property
+    def evaluated(self) -> int | None:
+        """The step of the newest held-out losses."""
+        return self.history.held_out[-1][0] if self.history.held_out else None
 
     def train_step(self) -> float:
         """One optimiser step; returns the last layer's loss in nats a token. Raises ValueError where it
@@ -173,8 +155,6 @@ class Training:
         o = self.options
         batch = self.windows.batch(self.step, o.batch_size).to(o.device)
         keep = self._kept_layers()
-        for group in self._optimizer.param_groups:
-            group["lr"] = o.learning_rate(self.step)
         logits = self.model(batch[:, :-1], keep)
         losses = {depth: _cross_entropy(row, batch[:, 1:]) for depth, row in logits.items()}
         final = losses.pop(o.config.num_hidden_layers)
@@ -183,12 +163,7 @@ class Training:
             (weights[depth] * loss for depth, loss in losses.items()), start=final.new_zeros(())
         )
         total = total / (1 + sum(weights.values()))
-        if not bool(torch.isfinite(total)):
-            raise ValueError(f"the loss is {float(total)} at step {self.step}; try a smaller lr than {o.lr}")
-        self._optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
-        self._optimizer.step()
+        self._optimization.update(total, self.step)
         loss = float(final.detach())
         self.history.training.append((self.step, loss))
         self.step += 1
@@ -202,7 +177,7 @@ class Training:
         return (drawn >= self._rates[:, None]).to(o.device)
 
     @torch.no_grad()
-    def held_out_loss(self, most: int = 64) -> dict[str, float]:
+    def evaluate(self, most: int = 64) -> dict[str, float]:
         """Loss in nats a token on up to `most` held-out windows, by layers; added to the history."""
         sums: dict[int, float] = {}
         count = 0
@@ -217,46 +192,10 @@ class Training:
 
     def save(self) -> None:
         """Write the state to resume from, then the model itself (matrices in bfloat16) and the history."""
-        state: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            state[f"weights/{name}"] = parameter.detach().cpu().contiguous()
-            moments: dict[str, Any] = self._optimizer.state.get(parameter, {})
-            for moment in _MOMENTS:
-                value = moments.get(moment)
-                state[f"{moment}/{name}"] = torch.zeros_like(parameter) if value is None else value
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {"options": self.options.to_json(), "step": str(self.step)}
-        write_tensors(self.out / STATE_NAME, state, metadata)
+        write_tensors(self.out / STATE_NAME, self._optimization.state(), metadata)
         write_json(self.out / HISTORY_NAME, asdict(self.history))
         save_model(self.out, self.options.config, self.model.state_dict(), dtype=torch.bfloat16)
-
-    def run(
-        self,
-        should_stop: Callable[[], bool] = lambda: False,
-        on_step: Callable[[float], None] = lambda loss: None,
-        *,
-        every: int = 200,
-    ) -> bool:
-        """Train to the end or until `should_stop`, then save.
-
-        Args:
-            should_stop: asked before every step.
-            on_step: called with the loss after every step.
-            every: steps between two held-out losses and saves.
-
-        Returns:
-            True where the run is complete.
-        """
-        while self.step < self.options.steps and not should_stop():
-            on_step(self.train_step())
-            if self.step % every == 0 and self.step < self.options.steps:
-                self.held_out_loss()
-                self.save()
-        finished = self.step >= self.options.steps
-        if finished and not (self.history.held_out and self.history.held_out[-1][0] == self.step):
-            self.held_out_loss()
-        self.save()
-        return finished
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

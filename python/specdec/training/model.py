@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.models.checkpoint import is_matrix
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.training.chunked import gated_delta_chunked
 
 _INIT_STD = 0.02
 
 
-class _Mixer(nn.Module):
+class Mixer(nn.Module):
+    """The gated delta rule between its projections, in steps that a drafter can take one by one."""
+
     def __init__(self, config: GatedDeltaNetConfig) -> None:
         super().__init__()
         c, hidden = config, config.hidden_size
@@ -37,28 +41,63 @@ class _Mixer(nn.Module):
         step = torch.empty(c.num_v_heads).uniform_(math.log(1e-3), math.log(0.1)).exp()
         self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus(dt_bias) == step
 
-    def _stream(self, name: str, x: Tensor, heads: int) -> Tensor:
-        """Projection, causal convolution, SiLU: `[B, T, hidden]` -> `[B, T, heads, D]`."""
-        x = self.get_submodule(f"{name}_proj")(x)
-        if self.config.use_short_conv:
-            conv = self.get_submodule(f"{name}_conv1d")
-            x = conv(F.pad(x.transpose(1, 2), (self.config.conv_size - 1, 0))).transpose(1, 2)
-        x = F.silu(x)
-        return x.reshape(*x.shape[:2], heads, -1)
+    def project(self, x: Tensor) -> Tensor:
+        """What the short convolution reads: q, k and v side by side, `[B, T, hidden]` -> `[B, T, C]`."""
+        return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _taps(self) -> tuple[Tensor, Tensor | None]:
+        """Weights `[C, W]` (the newest token's last) and bias `[C]` of the convolutions of q, k and v."""
+        if not self.config.use_short_conv:
+            return torch.ones(self.config.conv_dim, 1, device=self.A_log.device), None
+        weight = torch.cat([self.get_parameter(f"{name}_conv1d.weight") for name in "qkv"]).squeeze(1)
+        if not self.config.conv_bias:
+            return weight, None
+        return weight, torch.cat([self.get_parameter(f"{name}_conv1d.bias") for name in "qkv"])
+
+    def streams(self, window: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolution, SiLU, and the heads as the rule takes them.
+
+        Args:
+            window: W tensors `[B, T, C]` of `project`: every token's own, its predecessor's, and so on.
+
+        Returns:
+            q (normalised and scaled) and k (normalised), `[B, T, HV, DK]`, and v `[B, T, HV, DV]`.
+        """
         c = self.config
-        q, k = (_l2_norm(self._stream(name, x, c.num_heads)) for name in "qk")
-        v = self._stream("v", x, c.num_v_heads)
-        group = c.num_v_heads // c.num_heads
-        q, k = (t.repeat_interleave(group, dim=2) for t in (q, k))
+        weight, bias = self._taps()
+        weight = weight.to(window[0].dtype)
+        mixed = window[0] * weight[:, -1]
+        for i in range(1, weight.shape[1]):
+            mixed = torch.addcmul(mixed, window[i], weight[:, -1 - i])
+        # The rule runs in the parameters' dtype, also where autocast made the projections bfloat16.
+        mixed = F.silu(mixed if bias is None else mixed + bias).to(self.A_log.dtype)
+        q, k, v = torch.split(mixed, [c.key_dim, c.key_dim, c.value_dim], dim=-1)
+        q, k = (_l2_norm(t.reshape(*t.shape[:2], c.num_heads, -1)) for t in (q, k))
+        q, k = (t.repeat_interleave(c.num_v_heads // c.num_heads, dim=2) for t in (q, k))
+        return q * c.head_k_dim**-0.5, k, v.reshape(*v.shape[:2], c.num_v_heads, -1)
+
+    def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log decay g and write strength beta, `[B, T, HV]` each."""
         g = -self.A_log.exp() * F.softplus(self.a_proj(x) + self.dt_bias)
-        beta = torch.sigmoid(self.b_proj(x)) * (2 if c.allow_neg_eigval else 1)
-        out = self.o_norm(gated_delta_chunked(q * c.head_k_dim**-0.5, k, v, g, beta))
-        if c.use_gate:
+        return g, torch.sigmoid(self.b_proj(x).to(g.dtype)) * (2 if self.config.allow_neg_eigval else 1)
+
+    def finish(self, x: Tensor, out: Tensor) -> Tensor:
+        """Head norm, gate and output projection of what was read: `[B, T, HV, DV]` -> `[B, T, hidden]`."""
+        out = self.o_norm(out)
+        if self.config.use_gate:
             out = out * F.silu(self.g_proj(x).reshape(out.shape))
         projected: Tensor = self.o_proj(out.flatten(-2))
         return projected
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.streams(shifted(self.project(x), self.config.conv_size))
+        g, beta = self.gates(x)
+        return self.finish(x, gated_delta_chunked(q, k, v, g, beta))
+
+
+def shifted(x: Tensor, count: int) -> list[Tensor]:
+    """`x` `[B, T, C]` as it was 0, 1, ..., `count - 1` tokens before, zero before the first."""
+    return [F.pad(x, (0, 0, i, 0))[:, : x.shape[1]] for i in range(count)]
 
 
 def _l2_norm(x: Tensor) -> Tensor:
@@ -77,11 +116,13 @@ class _Mlp(nn.Module):
         return out
 
 
-class _Layer(nn.Module):
+class Layer(nn.Module):
+    """One block: mixer and MLP, each behind a norm and added to the residual stream."""
+
     def __init__(self, config: GatedDeltaNetConfig) -> None:
         super().__init__()
         self.attn_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.attn = _Mixer(config)
+        self.attn = Mixer(config)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = _Mlp(config)
 
@@ -95,7 +136,7 @@ class _Stack(nn.Module):
     def __init__(self, config: GatedDeltaNetConfig) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
 
@@ -112,13 +153,7 @@ class TrainableGatedDeltaNet(nn.Module):
         self.lm_head: nn.Linear | None = None
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for name, parameter in self.named_parameters():
-            if name.endswith("_proj.weight") or "embeddings" in name or "lm_head" in name:
-                # The two products that write into the residual stream start smaller, so that its size does
-                # not grow with depth.
-                into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
-                scale = (2 * config.num_hidden_layers) ** -0.5 if into_stream else 1.0
-                nn.init.normal_(parameter, std=_INIT_STD * scale)
+        init_matrices(self, config.num_hidden_layers)
 
     def forward(self, tokens: Tensor, keep: Tensor | None = None) -> dict[int, Tensor]:
         """Logits after each early-exit layer and after the last layer, all through the shared norm and head.
@@ -143,6 +178,16 @@ class TrainableGatedDeltaNet(nn.Module):
             if i + 1 in self.config.early_exit_layers or i + 1 == self.config.num_hidden_layers:
                 logits[i + 1] = F.linear(self.model.norm(x), head)
         return logits
+
+
+def init_matrices(model: nn.Module, layers: int) -> None:
+    """Draw the matrices of a model of `layers` blocks from torch's global generator."""
+    for name, parameter in model.named_parameters():
+        if is_matrix(name):
+            # The two products that write into the residual stream start smaller, so that its size does not
+            # grow with depth.
+            into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(parameter, std=_INIT_STD * ((2 * layers) ** -0.5 if into_stream else 1.0))
 
 
 def dropout_rates(layers: int, most: float) -> Tensor:

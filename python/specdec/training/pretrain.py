@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import signal
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdec._checks import shown
 from specdec.models.checkpoint import load_config, resolve_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.tokenizer import TOKENIZER_NAME, Tokenizer
 from specdec.training.corpus import END_OF_TEXT, TOKENS_NAME, train_tokenizer, write_tokens
-from specdec.training.loop import STATE_NAME, History, Training, TrainingOptions
+from specdec.training.loop import History, Training, TrainingOptions
+from specdec.training.running import STATE_NAME, run_with_progress
 
 PLOT_NAME = "loss.png"
 
@@ -96,7 +91,7 @@ def pretrain(
             run = Training.resume(out)
         else:
             run = prepare(out, text, config, tokenizer, exit_layers, given, console)
-        finished = _train(run, console)
+        finished = run_with_progress(run, console, lambda: _held_out(run.history))
     except (ValueError, OSError, RuntimeError) as error:
         message = " ".join(str(error).split())
         print(f"error: {message}", file=sys.stderr)
@@ -161,51 +156,6 @@ def _exits(text: str | None, config: GatedDeltaNetConfig) -> tuple[int, ...]:
         raise ValueError(
             f"--exit-layers: got {shown(text)}, want layer numbers such as 2,5, or none"
         ) from None
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[list[bool]]:
-    """Ctrl-C sets a flag, so that a step is never cut in half; a second Ctrl-C ends the program at once."""
-    asked: list[bool] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        asked.append(True)
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def _train(run: Training, console: Console) -> bool:
-    """Run with a progress line; True where the run is complete."""
-    per_step = run.options.batch_size * run.options.seq_len
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=24),
-        TextColumn("loss {task.fields[loss]:.3f}  held-out {task.fields[held_out]}"),
-        TextColumn("{task.fields[speed]:,.0f} tokens/s"),
-        TimeRemainingColumn(),
-    )
-    first, start = run.step, time.perf_counter()
-    smooth: float | None = None
-    with _interruptible() as asked, Progress(*columns, console=console) as progress:
-        task = progress.add_task(
-            "", total=run.options.steps, completed=run.step, loss=0.0, held_out="-", speed=0.0
-        )
-
-        def on_step(loss: float) -> None:
-            nonlocal smooth
-            smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
-            speed = (run.step - first) * per_step / (time.perf_counter() - start)
-            progress.update(
-                task, completed=run.step, loss=smooth, speed=speed, held_out=_held_out(run.history)
-            )
-
-        return run.run(lambda: bool(asked), on_step)
 
 
 def _held_out(history: History) -> str:

@@ -1,0 +1,70 @@
+"""`specdec train-drafter`: a drafter for a target, from a folder of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from specdec.cli.errors import as_option
+from specdec.cli.progress import progress_bar
+from specdec.training.drafter_loop import DrafterTraining
+from specdec.training.drafter_run import Request, plot, prepare
+from specdec.training.running import interruptible, run_with_progress
+
+PLOT_NAME = "training.png"
+
+
+def run(out: Path, given: Mapping[str, Any]) -> None:
+    """Begins a run in `out` and trains to its end, or until Ctrl-C; `given` are options by name."""
+    for name in ("target", "text"):
+        if name not in given:
+            raise ValueError(f"--{name} is missing, or --resume to go on with a run")
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        with console.status("target and text"):
+            cache, begin = prepare(Request(out=out, **given), console.print)
+    except ValueError as error:
+        raise as_option(error) from None
+    with interruptible() as asked, progress_bar() as progress:
+        task = progress.add_task("features of the target", total=cache.missing_windows)
+        done = cache.compute(lambda: bool(asked), lambda count: progress.advance(task, count))
+    if not done:
+        console.print("stopped while the features are computed; the same command goes on")
+        return
+    _train(begin(), console)
+
+
+def resume(out: Path, given: Mapping[str, Any]) -> None:
+    """Goes on with the run in `out`; nothing else may be given."""
+    for name in given:
+        option = name.replace("_", "-")
+        raise ValueError(f"--{option}: not with --resume, which takes everything from the saved run")
+    _train(DrafterTraining.resume(out), Console(highlight=False, soft_wrap=True))
+
+
+def _train(training: DrafterTraining, console: Console) -> None:
+    def held_out() -> str:
+        if not training.history.held_out:
+            return "-"
+        return " ".join(f"{chance:.2f}" for chance in training.history.held_out[-1][1]["match"])
+
+    finished = run_with_progress(training, console, held_out)
+    out = training.out
+    if not finished:
+        console.print(f"stopped at step {training.step} of {training.steps}; go on with --out {out} --resume")
+        return
+    figures = training.history.held_out[-1][1]
+    console.print(
+        f"held-out text: positions of a chain right, given those before: {held_out()}; "
+        f"mean accepted length {figures['mean_accepted_length']:.2f}"
+    )
+    try:
+        plot(training, out / PLOT_NAME)
+        console.print(f"curves: {out / PLOT_NAME}")
+    except ImportError:
+        console.print("no curves: matplotlib is not installed (pip install 'specdec[plot]')")
+    target = training.target.directory
+    console.print(f'try it: specdec generate "def " --model {target} --drafter adapted:{out}')

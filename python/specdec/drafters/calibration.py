@@ -1,0 +1,60 @@
+"""From what a drafter thinks of a token to the chance that the target keeps it."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+
+from specdec.tree import TokenTree
+
+EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
+RANKS = 3  # the likeliest child, the second, all others
+WEIGHT = 12.0  # tokens that the drafter's own word counts for
+MEMORY = 0.998
+MOST = 0.995  # no draft is certain
+
+
+class Calibration:
+    """Running chance that a drafted token is kept, given that its parent was.
+
+    By the token's probability in the drafter's row and its rank among its siblings: within a bin of
+    probabilities the chance is a multiple of the probability, learned from what became of the drafts. At
+    first the drafter is taken at its word.
+    """
+
+    def __init__(self) -> None:
+        bins = len(EDGES) + 1
+        self._kept = [[0.0] * bins for _ in range(RANKS)]
+        self._said = [[0.0] * bins for _ in range(RANKS)]
+        self._ratio = [[1.0] * bins for _ in range(RANKS)]
+
+    def __call__(self, probability: float, rank: int) -> float:
+        """The chance of the child of this rank (0: the likeliest)."""
+        ratio = self._ratio[rank if rank < RANKS else RANKS - 1][bisect(EDGES, probability)]
+        return min(probability * ratio, MOST)
+
+    def observe(self, probability: float, rank: int, kept: bool) -> None:
+        """Books what became of a child whose parent was kept."""
+        row, place = min(rank, RANKS - 1), bisect(EDGES, probability)
+        low = EDGES[place - 1] if place else 0.0
+        prior = WEIGHT * 0.5 * (low + (EDGES[place] if place < len(EDGES) else 1.0))
+        self._kept[row][place] = MEMORY * self._kept[row][place] + kept
+        self._said[row][place] = MEMORY * self._said[row][place] + probability
+        self._ratio[row][place] = (self._kept[row][place] + prior) / (self._said[row][place] + prior)
+
+
+def outcomes(tree: TokenTree, emitted: Sequence[int]) -> list[tuple[int, bool]]:
+    """What the emitted tokens say about a tree, verified or not: (node, whether it was right) for every node
+    whose parent was.
+    """
+    right = {-1: 0}  # nodes on the emitted path: their depth
+    told = []
+    last = len(emitted)
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        depth = right.get(parent, last)
+        if depth < last:
+            kept = token == emitted[depth]
+            told.append((node, kept))
+            if kept:
+                right[node] = depth + 1
+    return told

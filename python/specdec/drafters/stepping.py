@@ -1,0 +1,384 @@
+"""Drafting with a model that has a recurrent state of its own: what all such drafters share.
+
+Drafting is verification too: every step runs the drafter's new nodes over its frozen committed state and the
+factors of the steps before (`Steps`). What the target accepts is then committed from those factors; nothing
+was copied or rolled back. A drafter says how prompts, emitted tokens and drafted nodes are run; the levels,
+the trees and what happens to the state are here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec._host import MAX_SERIAL_NODES
+from specdec.cache import DecodingCache, Round, Steps, path_tensor
+from specdec.drafters.base import DraftRequest
+from specdec.drafters.calibration import Calibration, outcomes
+from specdec.drafters.draws import draw_children
+from specdec.drafters.proposal import Proposal
+from specdec.drafters.shape import TreeShape
+from specdec.drafters.tree import GrowingTree
+from specdec.models.features import Feature
+from specdec.tree import TokenTree
+
+CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
+
+
+class EmittedTokens(NamedTuple):
+    """Emitted tokens to run over the committed state, which continue each row's text.
+
+    Attributes:
+        tokens: int64 [B, N], 0 beyond a row's size.
+        lengths: int32 [B], tokens of each row, at least 1.
+        sizes: the same as a list.
+        slots: int32 [B].
+        features: for each row float [n, F], the target's after the token before each of these; None where the
+            drafter takes no features.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    sizes: list[int]
+    slots: Tensor
+    features: list[Tensor] | None
+
+
+class DraftedNodes(NamedTuple):
+    """Drafted nodes to run over the nodes that were run before them in this round.
+
+    Attributes:
+        tokens: int64 [B, N], 0 beyond a row's size.
+        lengths: int32 [B], nodes of each row; 0: the row takes no part.
+        sizes: the same as a list.
+        slots: int32 [B].
+        above: for each row the places of its nodes' parents among the nodes of the round, by their order in
+            `prefix`.
+        parents: int32 [B, N], the same as `forward` takes it: None where every row goes on where the prefix
+            ended.
+        prefix: the nodes run before.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    sizes: list[int]
+    slots: Tensor
+    above: list[list[int]]
+    parents: Tensor | None
+    prefix: Steps
+
+
+@dataclass
+class _Slot:
+    """A sequence's drafter-side bookkeeping.
+
+    Attributes:
+        unseen: emitted tokens that are not in the drafter's state and have no factors; the last is the
+            round's root.
+        features: of each unseen token, [n, F] in parts; empty where the drafter takes none.
+        greedy: whether it last drafted for a greedy request.
+        row: its row in the round being drafted, or -1.
+        roots: emitted tokens at the start of that row, the unseen ones when it began.
+        columns: places in that row of the nodes that the drafter has run, by node of the proposal (-1: the
+            last emitted token).
+        committed: nodes of its row to commit, once the target has decided.
+        tree: what it proposed, until the round is decided.
+        said: (probability, rank) of the tree's nodes.
+    """
+
+    unseen: list[int] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    greedy: bool = True
+    row: int = -1
+    roots: int = 0
+    columns: dict[int, int] = field(default_factory=dict)
+    committed: list[int] = field(default_factory=list)
+    tree: TokenTree | None = None
+    said: list[tuple[float, int]] = field(default_factory=list)
+
+
+class SteppingDrafter(ABC):
+    """Drafts trees level by level.
+
+    Args:
+        cache: the drafter's own, one slot for each of the loop's.
+        shape: of the trees.
+        vocab_size: V of the target.
+        ends: tokens that end a text.
+        replacement: whether siblings are drawn independently; False never repeats a sibling's token.
+        draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
+        vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
+    """
+
+    name = "stepping"
+    free_proposals = False
+    features: Sequence[Feature] = ()
+    rereads_accepted = False
+    """Whether accepted drafts are run again with the target's features, instead of committing the factors of
+    the pass that drafted them."""
+
+    def __init__(
+        self,
+        cache: DecodingCache,
+        *,
+        shape: TreeShape,
+        vocab_size: int,
+        ends: frozenset[int],
+        replacement: bool = False,
+        draw: bool = True,
+        vocabulary: NDArray[np.integer] | None = None,
+    ) -> None:
+        self.shape = shape
+        self.replacement = replacement
+        self.draw = draw
+        self.calibration = {True: Calibration(), False: Calibration()}  # by whether a request is greedy
+        self._cache = cache
+        self._vocab_size = vocab_size
+        self._ends = ends
+        self._vocabulary = vocabulary
+        self._slots: dict[int, _Slot] = {}
+        self._steps = Steps()
+
+    # --- what a drafter says ---
+
+    @abstractmethod
+    def run_prompt(self, slot: int, prompt: Sequence[int], features: Tensor | None) -> None:
+        """Prefills the slot, which may hold an old sequence, with a prompt; `features` [T, F] of its tokens.
+
+        Raises:
+            ValueError: a token is outside the vocabulary.
+        """
+
+    @abstractmethod
+    def run_emitted(self, emitted: EmittedTokens) -> tuple[Tensor, Round]:
+        """Runs emitted tokens over the committed state.
+
+        Returns:
+            Logits float32 [B, V'] after each row's last token, which may be written to, and the round.
+        """
+
+    @abstractmethod
+    def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
+        """Runs drafted nodes.
+
+        Returns:
+            Logits float32 [R, V'] after the nodes of all rows, one row's after the other's and nothing for
+            places beyond a row's size, which may be written to; and the round.
+        """
+
+    # --- what the loop asks ---
+
+    def levels(self, max_nodes: int) -> Sequence[int]:
+        """Nodes of a proposal that is 1, 2, ... tokens deep."""
+        return self.shape.levels(max_nodes)
+
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
+        """Prefills the drafter's own state with the prompt.
+
+        Raises:
+            ValueError: the drafter was made for fewer slots, or a token is outside its vocabulary.
+        """
+        if slot >= self._cache.slots:
+            raise ValueError(
+                f"slot: got {slot}, but this drafter was made with slots={self._cache.slots}, "
+                "want as many as the loop has"
+            )
+        self._settle()
+        self.run_prompt(slot, prompt, features)
+        self._slots[slot] = _Slot()
+
+    def end(self, slot: int) -> None:
+        """Forgets the sequence."""
+        self._settle()
+        self._slots.pop(slot, None)
+
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+    ) -> None:
+        """Notes what the target accepted; the next call commits it."""
+        state = self._slots[slot]
+        if state.tree is not None:
+            calibration = self.calibration[state.greedy]
+            for node, kept in outcomes(state.tree, tokens):
+                calibration.observe(*state.said[node], kept)
+            state.tree = None
+        if state.row < 0:
+            state.unseen.extend(tokens)
+            if features is not None:
+                state.features.append(features)
+            return
+        run: list[int] = []
+        if not self.rereads_accepted:
+            run = [state.columns[node] for node in path if node in state.columns]
+        state.committed = [*range(state.roots), *run]
+        state.unseen = list(tokens[len(run) :])
+        state.features = [] if features is None else [features[len(run) :]]
+        state.row = -1
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """Drafts for each request that may have drafts, all of them in one batch."""
+        rows = [r for r in requests if min(r.max_nodes, r.max_depth) > 0]
+        self._settle(defer_for=[r.slot for r in rows])
+        if not rows:
+            return [Proposal.empty() for _ in requests]
+        self._catch_up(rows)
+        by_slot = dict(zip([r.slot for r in rows], self._draft(rows), strict=True))
+        return [by_slot.get(r.slot) or Proposal.empty() for r in requests]
+
+    # --- state ---
+
+    def _settle(self, defer_for: Sequence[int] | None = None) -> None:
+        """Commits the last round's accepted paths; deferred when the same rows go on drafting."""
+        round = self._steps.round
+        if round is None:
+            return
+        slots = round.slots.tolist()
+        paths = [self._slots[s].committed if s in self._slots else [] for s in slots]
+        path = path_tensor(paths)
+        lengths = torch.tensor([len(p) for p in paths], dtype=torch.int32)
+        if defer_for is not None and list(defer_for) == slots:
+            self._cache.defer(round, path, lengths)
+        else:
+            self._cache.commit(round, path, lengths)
+        for s in slots:
+            if s in self._slots:
+                self._slots[s].committed = []
+        self._steps = Steps()
+
+    def _catch_up(self, rows: Sequence[DraftRequest]) -> None:
+        """Commits emitted tokens in passes of CATCH_UP nodes until the rest fits a drafting round."""
+        most = max(GrowingTree.most_run(r, self.shape) for r in rows)
+        room = min(CATCH_UP, MAX_SERIAL_NODES - most)
+        for slot in [r.slot for r in rows]:
+            state = self._slots[slot]
+            while len(state.unseen) > room:
+                count = min(CATCH_UP, len(state.unseen) - 1)
+                _, round = self.run_emitted(self._emitted([slot], count))
+                self._cache.commit(round, None, torch.tensor([count], dtype=torch.int32))
+                del state.unseen[:count]
+                if state.features:
+                    state.features = [torch.cat(state.features)[count:]]
+
+    def _emitted(self, slots: Sequence[int], most: int | None = None) -> EmittedTokens:
+        """The first `most` unseen tokens of these slots; all by default."""
+        states = [self._slots[slot] for slot in slots]
+        rows = [s.unseen[:most] for s in states]
+        sizes = [len(row) for row in rows]
+        width = max(sizes)
+        features = None
+        if states[0].features:
+            parts = [s.features[0] if len(s.features) == 1 else torch.cat(s.features) for s in states]
+            features = [part[:size] for part, size in zip(parts, sizes, strict=True)]
+        return EmittedTokens(
+            torch.tensor([[*row, *[0] * (width - len(row))] for row in rows]),
+            torch.tensor(sizes, dtype=torch.int32),
+            sizes,
+            torch.tensor(list(slots), dtype=torch.int32),
+            features,
+        )
+
+    # --- drafting ---
+
+    def _draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
+        """Grows the trees of all rows level by level, one call of the model a level."""
+        states = [self._slots[r.slot] for r in rows]
+        drawn = [self.draw and not r.sampling.greedy for r in rows]
+        trees = [GrowingTree(r, self.shape, self._ends, d) for r, d in zip(rows, drawn, strict=True)]
+        probs: list[Tensor] = []
+        count = 0
+        logits = self._read([r.slot for r in rows])  # [B, V']
+        while True:
+            wanted = [tree.expandable() for tree in trees]
+            if not any(wanted):
+                break
+            if trees[0].depth > 0:
+                logits = self._step(trees, wanted, states)  # [R, V'], R parents of all rows
+            parents = [tree.asked(nodes) for tree, nodes in zip(trees, wanted, strict=True)]
+            flat = [p for asked in parents for p in asked]
+            children = draw_children(
+                logits,
+                flat,
+                replacement=self.replacement,
+                draw=self.draw,
+                vocabulary=self._vocabulary,
+                vocab_size=self._vocab_size,
+            )
+            found = zip(children.tokens, children.probabilities, children.rows, strict=True)
+            for tree, asked in zip(trees, parents, strict=True):
+                chance = _as_said if tree.drawn else self.calibration[tree.request.sampling.greedy]
+                tree.next_level()
+                for parent in asked:
+                    tokens, probabilities, row = next(found)
+                    tree.grow(parent.node, tokens, probabilities, chance, row if row < 0 else row + count)
+            if children.probs is not None:
+                probs.append(children.probs)
+                count += len(children.probs)
+        every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
+        return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
+
+    def _finished(self, tree: GrowingTree, state: _Slot, probs: Tensor | None) -> Proposal:
+        """The tree as it is proposed; notes what `observe` needs."""
+        proposal, order = tree.proposal(probs, self.replacement)
+        columns = state.columns
+        state.columns = {i: columns[node] for i, node in enumerate(order) if node in columns}
+        if not tree.drawn:
+            state.greedy = tree.request.sampling.greedy
+            state.tree, state.said = proposal.tree, [tree.said[node] for node in order]
+        return proposal
+
+    def _read(self, slots: Sequence[int]) -> Tensor:
+        """Runs the tokens that the drafter has not seen; the logits after each row's last one, [B, V']."""
+        emitted = self._emitted(slots)
+        for row, (slot, size) in enumerate(zip(slots, emitted.sizes, strict=True)):
+            state = self._slots[slot]
+            state.row, state.roots = row, size
+            state.columns = {0: size - 1}
+        self._steps = Steps()
+        logits, round = self.run_emitted(emitted)
+        self._steps.extend(round)
+        return logits
+
+    def _step(
+        self, trees: Sequence[GrowingTree], wanted: Sequence[Sequence[int]], states: Sequence[_Slot]
+    ) -> Tensor:
+        """Runs the nodes that get children; their logits one below the other, [R, V']."""
+        sizes = [len(nodes) for nodes in wanted]
+        width, first = max(sizes), len(self._steps)
+        tokens, above = [], []
+        for tree, nodes, state in zip(trees, wanted, states, strict=True):
+            columns = state.columns
+            above.append([columns[tree.parents[node]] for node in nodes])
+            tokens.append([*[tree.tokens[node] for node in nodes], *[0] * (width - len(nodes))])
+            tree.run += len(nodes)
+            for i, node in enumerate(nodes):
+                columns[node] = first + i
+        round = self._steps.round
+        assert round is not None
+        parents = None
+        if width > 1 or round.parents is not None or any(a and a[0] != first - 1 for a in above):
+            parents = torch.tensor([[*a, *[-1] * (width - len(a))] for a in above], dtype=torch.int32)
+        # Otherwise every row goes on where the last call ended.
+        drafted = DraftedNodes(
+            torch.tensor(tokens),
+            torch.tensor(sizes, dtype=torch.int32),
+            sizes,
+            round.slots,
+            above,
+            parents,
+            self._steps,
+        )
+        logits, new = self.run_drafted(drafted)
+        self._steps.extend(new)
+        return logits
+
+
+def _as_said(probability: float, rank: int) -> float:
+    """Drafts that are drawn come about from their own rows alone, so that a seed repeats them."""
+    return probability

@@ -1,0 +1,188 @@
+"""A request's tree of drafts while it grows, level by level.
+
+Chains, fixed trees and pruned trees are one growth. A node's chance is the product of the chances along its
+path, so no child's is above its parent's, and the nodes of greatest chance are a tree. A level expands the
+nodes of the level above that are among the best `max_nodes` of all so far: a node that is not cannot be in
+the best tree, nor can its children. Cut to size by chance at the end, the result is the best tree of that
+size among all that could have been drafted (for a pruned shape whose levels were not cut by prices or room).
+
+    chances    0.6 ── 0.5 ── 0.45         best three of these: 0.6, 0.5, 0.45;
+            0.3 ── 0.2                    of two: 0.6, 0.5
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from specdec.acceptance.proposal import ProposalKind
+from specdec.drafters.base import DraftRequest
+from specdec.drafters.draws import Parent
+from specdec.drafters.proposal import Proposal
+from specdec.drafters.shape import TreeShape
+from specdec.tree import TokenTree
+
+MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those included that are left out later
+
+
+class GrowingTree:
+    """The tree of one request.
+
+    Node 0 is the last emitted token, draft i is node i + 1.
+
+    Args:
+        request: what was asked for.
+        shape: what the tree may look like.
+        ends: tokens that end a text: drafted, but nothing below them.
+        drawn: whether tokens are drawn at random. Then whatever was drawn stays.
+
+    Attributes:
+        tokens: [1 + n] of each node; -1 for node 0.
+        parents: [1 + n] node above; -1 for node 0.
+        chances: [1 + n] of the node's path.
+        said: [1 + n] the drafter's (probability of the node among its siblings, rank).
+        run: nodes that the drafter has run, node 0 left out.
+        drawn: as given.
+        depth: levels so far.
+    """
+
+    def __init__(self, request: DraftRequest, shape: TreeShape, ends: frozenset[int], drawn: bool) -> None:
+        self.request = request
+        self.tokens = [-1]
+        self.parents = [-1]
+        self.chances = [1.0]
+        self.said: list[tuple[float, int]] = [(1.0, 0)]
+        self.run = 0
+        self._shape = shape
+        self._ends = ends
+        self.drawn = drawn
+        self.depth = 0
+        self._rows = [-1]
+        self._level = [0]  # nodes of the last level
+
+    @staticmethod
+    def most_run(request: DraftRequest, shape: TreeShape) -> int:
+        """Most nodes that drafting for this request runs."""
+        return request.max_nodes - 1 if shape.tau is None else min(2 * request.max_nodes, MOST_RUN)
+
+    @property
+    def drafts(self) -> int:
+        """Nodes so far, node 0 left out."""
+        return len(self.tokens) - 1
+
+    def expandable(self) -> list[int]:
+        """Nodes of the last level that may get children, best first."""
+        request, level = self.request, self._level
+        if self.depth >= request.max_depth:
+            return []
+        ends, tokens = self._ends, self.tokens
+        open_nodes = [node for node in level if tokens[node] not in ends]
+        chances = self.chances
+        if self._shape.tau is None:
+            left = request.max_nodes - self.drafts
+            return open_nodes[: max(left, 0)]
+        floor = self.floor
+        if not self.drawn and self.drafts > request.max_nodes:
+            floor = max(floor, sorted(chances[1:], reverse=True)[request.max_nodes - 1])
+        room = self.most_run(request, self._shape) - self.run
+        if self.drawn:
+            room = min(room, request.max_nodes - self.drafts)
+        good = [node for node in open_nodes if chances[node] >= floor]
+        good.sort(key=lambda node: -chances[node])
+        return good[: max(room, 0)]
+
+    @property
+    def floor(self) -> float:
+        """The least chance of a node that stays."""
+        if self._shape.tau is None:
+            return 0.0
+        # Before anything is drafted there is no best draft: the root's chance bounds it.
+        best = max(self.chances[1:], default=1.0)
+        return best * math.exp(-self._shape.tau)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Drafted tokens down to a node, its own included."""
+        found = []
+        while node > 0:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return tuple(reversed(found))
+
+    def asked(self, nodes: Sequence[int]) -> list[Parent]:
+        """Asks for the children of these nodes: of a fixed tree all first children before any second one, as
+        far as `max_nodes` go.
+        """
+        children = self._shape.children(self.depth)
+        counts = [children] * len(nodes)
+        if nodes and (self._shape.tau is None or self.drawn):
+            left = min(self.request.max_nodes - self.drafts, children * len(nodes))
+            each, more = divmod(left, len(nodes))
+            counts = [each + (i < more) for i in range(len(nodes))]
+        # Where children are drawn, how many is fixed before: as many tokens as are likely enough.
+        floor = self.floor if self.drawn else 0.0
+        return [
+            Parent(self.request, node, self.path(node), count, floor / self.chances[node])
+            for node, count in zip(nodes, counts, strict=True)
+        ]
+
+    def next_level(self) -> None:
+        """Begins a level, to which `grow` adds."""
+        self._level = []
+        self.depth += 1
+
+    def grow(
+        self,
+        parent: int,
+        tokens: Sequence[int],
+        probabilities: Sequence[float],
+        chance: Callable[[float, int], float],
+        row: int = -1,
+    ) -> None:
+        """Adds children of a node of the level above.
+
+        Args:
+            parent: the node.
+            tokens: its children, the likeliest first, or as they were drawn.
+            probabilities: of each, given the parent.
+            chance: from a probability and a rank to the chance that the child is kept where its parent was.
+            row: which row of probabilities they were drawn from; -1 where they were not.
+        """
+        above = self.chances[parent]
+        for rank, (token, probability) in enumerate(zip(tokens, probabilities, strict=True)):
+            self._level.append(len(self.tokens))
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.chances.append(above * chance(probability, rank))
+            self.said.append((probability, rank))
+            self._rows.append(row)
+
+    def proposal(self, probs: Tensor | None, replacement: bool) -> tuple[Proposal, list[int]]:
+        """The tree, and for each of its nodes the node here.
+
+        Args:
+            probs: rows that tokens were drawn from.
+            replacement: whether siblings were drawn independently.
+        """
+        order = list(range(1, len(self.tokens)))
+        if not order:
+            return Proposal.empty(), order
+        if self.drawn:
+            tree = TokenTree.unchecked(tuple(self.tokens[1:]), tuple([p - 1 for p in self.parents[1:]]))
+            kind = ProposalKind.IID if replacement else ProposalKind.WITHOUT_REPLACEMENT
+            return Proposal(tree, kind, probs, tuple(self._rows[1:])), order
+        floor, chances = self.floor, self.chances
+        # The sort is stable and a parent's number is smaller, so with equal chances it stays the first.
+        order = [node for node in order if chances[node] >= floor]
+        order.sort(key=chances.__getitem__, reverse=True)
+        del order[self.request.max_nodes :]
+        place = {node: i for i, node in enumerate(order)}
+        place[0] = -1
+        tree = TokenTree.unchecked(
+            tuple([self.tokens[node] for node in order]),
+            tuple([place[self.parents[node]] for node in order]),
+        )
+        return Proposal(
+            tree, ProposalKind.DETERMINISTIC, chances=tuple([chances[node] for node in order])
+        ), order

@@ -1,0 +1,190 @@
+"""One block of a Gated DeltaNet (arXiv 2412.06464) over specdec's ops: token mixer, then MLP, both residual.
+
+A model is a stack of blocks between an embedding and a head; a recurrent drafter has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from specdec import ops
+from specdec.cache import DecodingCache, LayerFactors, LayerSpec, PendingRound, Steps
+from specdec.models.config import GatedDeltaNetConfig
+from specdec.models.solving import solve_layer
+
+
+def layer_spec(config: GatedDeltaNetConfig) -> LayerSpec:
+    """What a block of these sizes remembers."""
+    return LayerSpec(
+        config.num_v_heads,
+        config.head_v_dim,
+        config.head_k_dim,
+        conv_channels=config.conv_dim,
+        conv_width=config.conv_size if config.use_short_conv else 1,
+    )
+
+
+class GatedDeltaNetBlock:
+    """The weights of one block as the ops take them, and the block itself.
+
+    Args:
+        config: sizes and options.
+        weights: tensors by their checkpoint names.
+        prefix: what the names of this block's tensors begin with, such as "model.layers.3.".
+    """
+
+    def __init__(self, config: GatedDeltaNetConfig, weights: Mapping[str, Tensor], prefix: str) -> None:
+        def get(name: str) -> Tensor:
+            return weights[prefix + name]
+
+        c = self._config = config
+        self._eps = c.norm_eps
+        self._scale = float(c.head_k_dim**-0.5)
+        self._mixer_norm = get("attn_norm.weight").float()
+        # q, k, v, output gate, a, b along the output dimension
+        names = (*"qkv", *(["g"] if c.use_gate else []), *"ab")
+        self._projections = ops.pack_weight(torch.cat([get(f"attn.{n}_proj.weight") for n in names]))
+        # Without a short convolution q, k, v still pass SiLU: a convolution of one tap that is 1.
+        self._conv_weight = torch.ones(c.conv_dim, 1)  # [C, W] over the channels of q, k, v
+        self._conv_bias: Tensor | None = None
+        if c.use_short_conv:
+            taps = torch.cat([get(f"attn.{n}_conv1d.weight") for n in "qkv"])  # [C, 1, W]
+            self._conv_weight = taps.squeeze(1).float().contiguous()
+        if c.conv_bias:
+            self._conv_bias = torch.cat([get(f"attn.{n}_conv1d.bias") for n in "qkv"]).float().contiguous()
+        self._A_log = get("attn.A_log").float()
+        self._dt_bias = get("attn.dt_bias").float()
+        self._head_norm = get("attn.o_norm.weight").float()
+        self._out = ops.pack_weight(get("attn.o_proj.weight"))
+        self._mlp_norm = get("mlp_norm.weight").float()
+        self._gate_up = ops.pack_weight(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
+        self._down = ops.pack_weight(get("mlp.down_proj.weight"))
+
+    def prefill(
+        self, x: Tensor, *, cache: DecodingCache, layer: int, slots: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Runs whole prompts and moves the state on.
+
+        Args:
+            x: [B, T, D] residual stream.
+            cache: written at `slots`.
+            layer: this block's number in it.
+            slots: int32 [B].
+            lengths: int32 [B] tokens of each row.
+
+        Returns:
+            The residual stream after the block, [B, T, D], and the recurrence's output, [B, T, HV, DV].
+        """
+        c = self._config
+        mixed, gate, a, b = self._project(x)
+        window = _given(cache.conv[layer])
+        activated = ops.conv_verify(
+            mixed, self._conv_weight, self._conv_bias, conv_state=window, slots=slots, lengths=lengths
+        )
+        ops.conv_commit(window, mixed, None, lengths, slots=slots)
+        q, k, v = self._heads(activated)
+        g, beta = ops.gated_delta_gates(a, b, self._A_log, self._dt_bias, c.allow_neg_eigval)
+        o = ops.prefill(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            state=cache.state[layer],
+            slots=slots,
+            lengths=lengths,
+            scale=self._scale,
+            qk_l2norm=True,
+        )
+        return self._finish(x, o, gate), o
+
+    def verify(
+        self,
+        x: Tensor,
+        *,
+        cache: DecodingCache,
+        layer: int,
+        slots: Tensor,
+        parents: Tensor | None,
+        lengths: Tensor | None,
+        pending: PendingRound | None,
+        prefix: Steps | None,
+        strategy: str = "exact",
+    ) -> tuple[Tensor, Tensor, LayerFactors]:
+        """Runs chains or trees of tokens over the state, which changes by what is pending alone.
+
+        Args:
+            x: [B, N, D] residual stream.
+            cache: read at `slots`.
+            layer: this block's number in it.
+            slots, parents, lengths, prefix: as for `CausalLM.forward`.
+            pending: what the cache handed out for these slots.
+            strategy: of `ops.verify_layer`, or "solve".
+
+        Returns:
+            The residual stream after the block, [B, N, D], the recurrence's output, [B, N, HV, DV], and the
+            factors to commit.
+        """
+        mixed, gate, a, b = self._project(x)
+        verify_layer = solve_layer if strategy == "solve" else ops.verify_layer
+        o, factors = verify_layer(
+            mixed,
+            a,
+            b,
+            conv_weight=self._conv_weight,
+            conv_bias=self._conv_bias,
+            A_log=self._A_log,
+            dt_bias=self._dt_bias,
+            neg_eigval=self._config.allow_neg_eigval,
+            conv_state=_given(cache.conv[layer]),
+            state=cache.state[layer],
+            slots=slots,
+            parents=parents,
+            lengths=lengths,
+            pending=None if pending is None else pending.recurrent(layer),
+            pending_mixed=None if pending is None else pending.mixed(layer),
+            prefix=None if prefix is None else prefix.recurrent(layer),
+            prefix_mixed=None if prefix is None else prefix.mixed(layer),
+            scale=self._scale,
+            strategy=strategy,
+        )
+        return self._finish(x, o, gate), o, LayerFactors(factors, mixed)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """All input projections: (q k v) [B, N, C], gate [B, N, HV * DV] or None, a and b [B, N, HV]."""
+        c = self._config
+        y = ops.rms_norm_linear(x, self._mixer_norm, self._eps, self._projections)
+        channels = c.conv_dim
+        gate = y[..., channels : channels + c.value_dim] if c.use_gate else None
+        a = y[..., -2 * c.num_v_heads : -c.num_v_heads]
+        b = y[..., -c.num_v_heads :]
+        return y[..., :channels], gate, a, b
+
+    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, N, C] -> q, k [B, N, HK, DK] and v [B, N, HV, DV], as views."""
+        c = self._config
+        return (
+            _split_heads(mixed[..., : c.key_dim], c.num_heads),
+            _split_heads(mixed[..., c.key_dim : 2 * c.key_dim], c.num_heads),
+            _split_heads(mixed[..., 2 * c.key_dim :], c.num_v_heads),
+        )
+
+    def _finish(self, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
+        """Head norm, output projection and the MLP, with both residuals: [B, N, D]."""
+        o = o.view(*x.shape[:-1], -1)  # [B, N, HV, DV] -> [B, N, HV * DV]
+        x = ops.rms_norm_linear(o, self._head_norm, self._eps, self._out, gate=gate, residual=x)
+        h = ops.rms_norm_linear(x, self._mlp_norm, self._eps, self._gate_up)
+        return ops.swiglu_linear(h, self._down, residual=x)
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, N, heads * D] -> [B, N, heads, D], a view."""
+    return x.view(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "a cache that was made for another model"
+    return tensor

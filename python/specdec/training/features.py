@@ -1,0 +1,205 @@
+"""What the target computes on a text, once, in memory-mapped files: every feature of every token.
+
+The files of a cache, for W windows of T tokens:
+
+    tokens.bin      uint32, the text (corpus.write_tokens); window w is tokens w T to w T + T
+    features.json   what the numbers belong to, and how many windows of each feature are there
+    hidden-9.bin    bfloat16 bits [W, T, width] of feature hidden:9, one file a feature
+
+Each window is read by the target on its own, from an empty state, with its chunked prefill.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.models.checkpoint import files_sha256, write_json
+from specdec.models.config import read_json_object
+from specdec.models.features import Feature, FeatureTap
+from specdec.training.corpus import TOKENS_NAME
+from specdec.training.target import FrozenTarget
+
+INDEX_NAME = "features.json"
+
+_MAX_INDEX_BYTES = 1 << 20
+_BATCH = 16  # windows that the target reads together
+_EVERY = 20  # batches between two notes of what is done
+_SPARE_BYTES = 256 << 20  # left free on the disk
+
+
+class FeatureCache:
+    """Features of one text by one target, in a directory that holds the text's `tokens.bin` already.
+
+    What is there is kept where it belongs to the same weights, tokens and window length, and is begun anew
+    where not. Features of other choices can lie beside each other.
+
+    Args:
+        directory: of the cache.
+        target: computes the features.
+        seq_len: tokens T in a window.
+        features: what is wanted; the target's last hidden state always is, as its distribution follows from
+            it.
+
+    Attributes:
+        directory: as given.
+        windows: W, how many the text has.
+        tokens_sha256: of the text.
+
+    Raises:
+        ValueError: the target has no such feature, or `features.json` is damaged.
+    """
+
+    def __init__(
+        self, directory: Path, target: FrozenTarget, seq_len: int, features: Sequence[Feature]
+    ) -> None:
+        self.directory = directory
+        self._target = target.model
+        self._seq_len = seq_len
+        wanted = dict.fromkeys((target.last, *features))
+        self._sizes = {feature: self._target.feature_size(feature) for feature in wanted}
+        tokens = directory / TOKENS_NAME
+        self.windows = (tokens.stat().st_size // 4 - 1) // seq_len
+        self.tokens_sha256 = files_sha256([tokens])
+        self._belongs = {
+            "target_sha256": target.sha256,
+            "tokens_sha256": self.tokens_sha256,
+            "seq_len": seq_len,
+        }
+        self._done = self._read_index()
+        self._maps: dict[Feature, np.memmap[tuple[int, ...], np.dtype[np.uint16]]] = {}
+
+    def size(self, feature: Feature) -> int:
+        """Numbers that a feature has for each token."""
+        return self._sizes[feature]
+
+    @property
+    def missing_windows(self) -> int:
+        """Windows that some feature lacks: how many the target has to read."""
+        return self.windows - min(self._done.get(feature, 0) for feature in self._sizes)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What the features that are not there yet take on the disk."""
+        return sum(
+            (self.windows - self._done.get(feature, 0)) * self._seq_len * size * 2
+            for feature, size in self._sizes.items()
+        )
+
+    def check_space(self) -> None:
+        """Raise ValueError where the disk cannot take what is missing."""
+        free = shutil.disk_usage(self.directory).free
+        if self.missing_bytes + _SPARE_BYTES > free:
+            raise ValueError(
+                f"{self.directory}: the features take {self.missing_bytes / 1e6:,.1f} MB and "
+                f"{free / 1e6:,.1f} MB are free, want fewer features or tokens of text, or another disk"
+            )
+
+    def compute(
+        self,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_windows: Callable[[int], None] = lambda count: None,
+    ) -> bool:
+        """Have the target compute what is missing; what is done is kept when this ends early.
+
+        Args:
+            should_stop: asked before every batch of windows.
+            on_windows: called with the number of windows after every batch.
+
+        Returns:
+            True where everything is there.
+
+        Raises:
+            ValueError: the disk cannot take it. Nothing has been written then.
+        """
+        self.check_space()
+        by_done = sorted(self._sizes, key=lambda feature: self._done.get(feature, 0))
+        for done, group in groupby(by_done, key=lambda feature: self._done.get(feature, 0)):
+            if done < self.windows and not self._compute(tuple(group), done, should_stop, on_windows):
+                return False
+        return True
+
+    def _compute(
+        self,
+        features: tuple[Feature, ...],
+        done: int,
+        should_stop: Callable[[], bool],
+        on_windows: Callable[[int], None],
+    ) -> bool:
+        tokens = np.memmap(self.directory / TOKENS_NAME, dtype=np.uint32, mode="r")
+        sizes = [self._sizes[feature] for feature in features]
+        maps = [self._map(feature, writable=True) for feature in features]
+        cache = self._target.new_cache(_BATCH)
+
+        def note() -> None:
+            for values in maps:
+                values.flush()
+            self._done.update(dict.fromkeys(features, done))
+            self._write_index()
+
+        while done < self.windows:
+            if should_stop():
+                note()
+                return False
+            stop = min(done + _BATCH, self.windows)
+            text = tokens[done * self._seq_len : stop * self._seq_len].reshape(stop - done, -1)
+            tap = FeatureTap(features)
+            self._target.prefill(text.tolist(), cache=cache, slots=range(stop - done), tap=tap)
+            for values, part in zip(maps, torch.split(tap.rows(), sizes, dim=-1), strict=True):
+                values[done:stop] = part.to(torch.bfloat16).cpu().contiguous().view(torch.uint16).numpy()
+            on_windows(stop - done)
+            done = stop
+            if done // _BATCH % _EVERY == 0:
+                note()
+        note()
+        return True
+
+    def rows(self, windows: Sequence[int], features: Sequence[Feature]) -> Tensor:
+        """float32 `[B, T, F]`: `features` of some windows side by side. All of them have been computed."""
+        parts = [
+            torch.from_numpy(self._map(feature)[np.asarray(windows)]).view(torch.bfloat16).float()
+            for feature in features
+        ]
+        return torch.cat(parts, dim=-1)
+
+    def _map(
+        self, feature: Feature, writable: bool = False
+    ) -> np.memmap[tuple[int, ...], np.dtype[np.uint16]]:
+        path = self.directory / f"{feature.kind}-{feature.layer}.bin"
+        shape = (self.windows, self._seq_len, self._sizes[feature])
+        if writable:
+            mode = "r+" if self._done.get(feature, 0) else "w+"
+            return np.memmap(path, dtype=np.uint16, mode=mode, shape=shape)  # type: ignore[call-overload, no-any-return]
+        if feature not in self._maps:
+            self._maps[feature] = np.memmap(path, dtype=np.uint16, mode="r", shape=shape)
+        return self._maps[feature]
+
+    def _read_index(self) -> dict[Feature, int]:
+        """How many windows of each feature are there and belong to this text and target."""
+        path = self.directory / INDEX_NAME
+        if not path.exists():
+            return {}
+        index = read_json_object(path, _MAX_INDEX_BYTES)
+        done: dict[Feature, int] = {}
+        if {key: index.get(key) for key in self._belongs} != self._belongs:
+            return done
+        try:
+            for name, windows in index["done"].items():
+                feature = Feature.parse(name)
+                file = self.directory / f"{feature.kind}-{feature.layer}.bin"
+                bytes_ = self.windows * self._seq_len * self._target.feature_size(feature) * 2
+                if 0 < int(windows) <= self.windows and file.is_file() and file.stat().st_size == bytes_:
+                    done[feature] = int(windows)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: not the index of a feature cache ({error})") from None
+        return done
+
+    def _write_index(self) -> None:
+        done = {str(feature): windows for feature, windows in self._done.items()}
+        write_json(self.directory / INDEX_NAME, {**self._belongs, "done": done})

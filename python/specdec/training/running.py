@@ -1,0 +1,128 @@
+"""What the trainings of models and drafters share: the loop around the steps, Ctrl-C, the progress line."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+STATE_NAME = "training.safetensors"
+HISTORY_NAME = "losses.json"
+MAX_HISTORY_BYTES = 1 << 28
+
+
+class Run(ABC):
+    """A training run that can be saved after any step.
+
+    Attributes:
+        step: steps done so far.
+    """
+
+    step: int
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Steps of the whole run."""
+
+    @property
+    @abstractmethod
+    def tokens_per_step(self) -> int:
+        """Tokens of a step's batch."""
+
+    @property
+    @abstractmethod
+    def evaluated(self) -> int | None:
+        """The step of the newest evaluation."""
+
+    @abstractmethod
+    def train_step(self) -> float:
+        """One optimiser step; returns its loss in nats a token. Raises ValueError where it diverged."""
+
+    @abstractmethod
+    def evaluate(self) -> object:
+        """Measure on held-out text and note it in the history."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Write what a resumed run needs, the history and the result so far."""
+
+    def run(
+        self,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_step: Callable[[float], None] = lambda loss: None,
+        *,
+        every: int = 200,
+    ) -> bool:
+        """Train to the end or until `should_stop`, then save.
+
+        Args:
+            should_stop: asked before every step.
+            on_step: called with the loss after every step.
+            every: steps between two evaluations and saves.
+
+        Returns:
+            True where the run is complete.
+        """
+        while self.step < self.steps and not should_stop():
+            on_step(self.train_step())
+            if self.step % every == 0 and self.step < self.steps:
+                self.evaluate()
+                self.save()
+        finished = self.step >= self.steps
+        if finished and self.evaluated != self.step:
+            self.evaluate()
+        self.save()
+        return finished
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[list[bool]]:
+    """Ctrl-C sets a flag, so that a step is never cut in half; a second Ctrl-C ends the program at once."""
+    asked: list[bool] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        asked.append(True)
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def run_with_progress(run: Run, console: Console, held_out: Callable[[], str]) -> bool:
+    """Run with a progress line; True where the run is complete.
+
+    Args:
+        run: to be run.
+        console: where the line is.
+        held_out: the newest figures on held-out text, in a few words.
+    """
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("loss {task.fields[loss]:.3f}  held-out {task.fields[held_out]}"),
+        TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+        TimeRemainingColumn(),
+    )
+    first, start = run.step, time.perf_counter()
+    smooth: float | None = None
+    with interruptible() as asked, Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=run.steps, completed=run.step, loss=0.0, held_out="-", speed=0.0)
+
+        def on_step(loss: float) -> None:
+            nonlocal smooth
+            smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
+            speed = (run.step - first) * run.tokens_per_step / (time.perf_counter() - start)
+            progress.update(task, completed=run.step, loss=smooth, speed=speed, held_out=held_out())
+
+        return run.run(lambda: bool(asked), on_step)
