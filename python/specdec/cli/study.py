@@ -31,7 +31,7 @@ class Options:
 
     Attributes:
         given: those that the user gave, by parameter name.
-        drafters: names of the drafters; None for `DRAFTERS`, of which those that this target lacks are left out.
+        drafters: names of the drafters, comma-separated; None for `DRAFTERS`.
     """
 
     study: str
@@ -72,10 +72,9 @@ def run(options: Options) -> int:
     if options.quick:
         about += " Quick: small sizes and few repeats, to see that it runs; the figures say little."
     console.print(f"{machine}\n{about}")
-    report = specla.Report(
-        options.out, options.json, machine=machine, command=_command(options), about=about
-    )
-    with unit_progress(sum(specla.steps(lab).values()), 1) as advance:
+    report = specla.Report(options.out, options.json, machine=machine, command=_command(options), about=about)
+    every = 25  # runs, where there is no bar, a line on stderr
+    with unit_progress(-(-sum(specla.steps(lab).values()) // every), every) as advance:
         written = specla.run(lab, report, advance, console)
     console.print("\n" + "\n".join(f"written: {path}" for path in written))
     for mismatch in report.mismatches:

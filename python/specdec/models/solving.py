@@ -32,7 +32,7 @@ def solve_layer(
     scale: float,
     strategy: str,
 ) -> tuple[Tensor, Factors]:
-    """`ops.verify_layer` (there for the arguments) from the operators that it stands for, one of which solves.
+    """`ops.verify_layer` (see there) from the operators that it stands for, one of which solves.
 
     A prefix, which solve does not take, is stepped: these are the steps of a drafter, not verification.
     """
@@ -42,14 +42,16 @@ def solve_layer(
         conv_weight,
         conv_bias,
         conv_state=conv_state,
-        pending=None if pending is None or pending_mixed is None else ConvPending(pending_mixed, *pending[1:]),
+        pending=None
+        if pending is None or pending_mixed is None
+        else ConvPending(pending_mixed, *pending[1:]),
         prefix=None if prefix is None or prefix_mixed is None else ConvPrefix(prefix_mixed, prefix.parents),
         **rows,
     )
     channels = activated.shape[-1]
     HV, DV, DK = state.shape[1:]
     keys = (channels - HV * DV) // 2  # HK * DK
-    q, k, v = activated.split([keys, keys, HV * DV], dim=-1)
+    q, k, v = activated[..., :keys], activated[..., keys : 2 * keys], activated[..., 2 * keys :]
     g, beta = ops.gated_delta_gates(a, b, A_log, dt_bias, neg_eigval)
     return ops.verify(
         q.unflatten(-1, (-1, DK)),

@@ -59,8 +59,9 @@ def _lengths(lab: Lab) -> Sequence[int]:
 
 
 class Rounds:
-    """The rounds of every way, over the same tokens. Folding the same factors again and again is harmless: the
-    gates forget, so that states stay of one size.
+    """The rounds of every way, over the same tokens.
+
+    Folding the same factors again and again is harmless: the gates forget, so that states stay of one size.
     """
 
     def __init__(self, work: Workload) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.bench.studies.lab import Entry, Lab, Step
+from specdec.bench.studies.lab import Entry, Lab, Step, after
 from specdec.bench.studies.section import Section, times
 from specdec.methods import DrafterSpec
 
@@ -39,7 +39,9 @@ class Group:
 def steps(lab: Lab) -> int:
     """Calls of `step` that `measure` makes."""
     groups, _ = plan(lab)
-    return sum(len(lab.units(g.batch, _each(lab, g.batch))) * (1 + len(g.entries)) for g in groups) * _repeats(lab)
+    return sum(
+        len(lab.units(g.batch, _each(lab, g.batch))) * (1 + len(g.entries)) for g in groups
+    ) * _repeats(lab)
 
 
 def measure(lab: Lab, step: Step) -> Result:
@@ -53,7 +55,7 @@ def measure(lab: Lab, step: Step) -> Result:
             batch=group.batch,
             count=24 if lab.quick else 96,
             repeats=_repeats(lab),
-            step=lambda text, name=group.name: step(f"{name}, {text}"),  # type: ignore[misc]
+            step=after(group.name, step),
         )
         rows += [{"group": group.name, **row} for row in found]
     return {"rows": rows, "skipped": skipped}
@@ -92,7 +94,8 @@ def plan(lab: Lab) -> tuple[list[Group], list[str]]:
             groups.append(Group(f"shapes, {name}", 1, entries))
     oracle = DrafterSpec.parse("oracle", p=0.8)
     chain = [
-        Entry(f"{s}, chain of 8", oracle, max_draft=8, adaptive=False, strategy=s) for s in ("serial", "solve")
+        Entry(f"{s}, chain of 8", oracle, max_draft=8, adaptive=False, strategy=s)
+        for s in ("serial", "solve")
     ]
     groups.append(Group("strategies, oracle p = 0.8", 1, chain))
     tree, nodes = STRATEGY_TREE
@@ -107,7 +110,8 @@ def plan(lab: Lab) -> tuple[list[Group], list[str]]:
         if entries:
             groups.append(Group(f"strategies, {name}", 1, entries))
     commits = [
-        Entry(f"{way}, chain of 8", oracle, max_draft=8, adaptive=False, commit=way) for way in ("eager", "deferred")
+        Entry(f"{way}, chain of 8", oracle, max_draft=8, adaptive=False, commit=way)
+        for way in ("eager", "deferred")
     ]
     groups += [Group("commits, oracle p = 0.8", batch, commits) for batch in batches]
     return groups, list(dict.fromkeys(skipped))

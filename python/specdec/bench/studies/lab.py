@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from specdec.acceptance.params import SamplingParams
 from specdec.bench.contenders import BASELINE, Contender, MethodContender
 from specdec.bench.harness import Measured, Unit, measure, speedup_of
@@ -18,7 +16,11 @@ from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.tokenizer import Tokenizer
 
 Step = Callable[[str], None]  # told what was measured
-SEED = 0
+
+
+def after(prefix: str, step: Step) -> Step:
+    """`step` with a prefix before what it is told."""
+    return lambda text: step(f"{prefix}, {text}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Lab:
             groups.setdefault(group[0].kind, []).append(group)
         chosen = [group for of_kind in groups.values() for group in of_kind[: 1 if self.quick else each]]
         return [
-            Unit(g[0].kind, [p.name for p in g], [self._tokenizer.encode(p.prompt) for p in g]) for g in chosen
+            Unit(g[0].kind, [p.name for p in g], [self._tokenizer.encode(p.prompt) for p in g])
+            for g in chosen
         ]
 
     def unavailable(self, drafter: DrafterSpec) -> str | None:
@@ -111,7 +114,7 @@ class Lab:
             count=count,
             repeats=repeats,
             greedy=True,
-            progress=lambda text: step(text),
+            progress=step,
         )
         baseline = measured[0]
         known = [runs[0].tokens for runs in baseline.runs]
@@ -125,7 +128,7 @@ class Lab:
         ]
 
     def _contender(self, entry: Entry | None, batch: int) -> MethodContender:
-        sampling = SamplingParams(0.0, seed=SEED)
+        sampling = SamplingParams(0.0, seed=0)
         if entry is None:
             options = MethodOptions(slots=batch)
             return MethodContender(

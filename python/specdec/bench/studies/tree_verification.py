@@ -9,6 +9,7 @@ for each path, and then read and written once a token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -49,7 +50,13 @@ def measure(lab: Lab, step: Step) -> Result:
             for shape in SHAPES:
                 for seed in range(_trees(lab)):
                     rows.append(
-                        {"threads": threads, "top_k": shape[0], "depth": shape[1], "nodes": shape[2], "seed": seed}
+                        {
+                            "threads": threads,
+                            "top_k": shape[0],
+                            "depth": shape[1],
+                            "nodes": shape[2],
+                            "seed": seed,
+                        }
                         | measure_tree(grow(*shape, seed=seed), width, layers, seconds)
                     )
                     step(f"{_name(shape)}, {threads} thread{'s' * (threads > 1)}")
@@ -124,7 +131,7 @@ class PathReplay:
             layer = turn.next_layer() if number == 0 else turn.turn
             return self._verify(self._chains[number], layer)
 
-        return [lambda i=i: run(i) for i in range(len(self._chains))]  # type: ignore[misc]
+        return [partial(run, number) for number in range(len(self._chains))]
 
     def _verify(self, tokens: Tokens, layer: int) -> tuple[torch.Tensor, Factors]:
         state = self._work.states[layer]
@@ -158,11 +165,7 @@ class DecodeReplay:
                 self._scratch.copy_(turn.states[layer])
             return self._step(self._paths[path][number], number == 0)
 
-        return [
-            lambda p=p, i=i: run(p, i)  # type: ignore[misc]
-            for p, path in enumerate(self._paths)
-            for i in range(len(path))
-        ]
+        return [partial(run, p, i) for p, path in enumerate(self._paths) for i in range(len(path))]
 
     def _step(self, tokens: Tokens, first: bool) -> torch.Tensor:
         pending = None if first or self._last is None else Pending(self._last)
@@ -177,7 +180,12 @@ def sections(result: Result) -> list[Section]:
     rows = []
     notes = []
     for (threads, shape), trees in _groups(result).items():
-        line = [_name(shape), str(threads), _span([t["leaves"] for t in trees]), _span([t["path_tokens"] for t in trees])]
+        line = [
+            _name(shape),
+            str(threads),
+            _span([t["leaves"] for t in trees]),
+            _span([t["path_tokens"] for t in trees]),
+        ]
         for name in STRATEGIES:
             ratio = median(t["ratio"][name] for t in trees)
             paper = PAPER.get(shape, {}).get(name)
@@ -193,14 +201,21 @@ def sections(result: Result) -> list[Section]:
         Section(
             "Replay's time over ours (the paper's, H100)",
             [
-                f"{size}, batch 1, states of {result['layers']} layers in turn. Replay: every root-to-leaf path "
-                "as a chain of its own from the committed state, one call a path, the best that chains can do; "
-                "decode replay: every path token by token, the state copied for each path, then read and written "
-                "once a token. A row is the median of several trees of its shape; trees are grown best first "
-                "from random log-probabilities, leaves and path tokens (what replay has to step) as far as they "
-                "range.",
+                f"{size}, batch 1, states of {result['layers']} layers in turn. Replay: every root-to-leaf "
+                "path as a chain of its own from the committed state, one call a path, the best that chains can "
+                "do. Decode replay: every path token by token, the state copied for each path, then read and "
+                "written once a token. A row is the median of several trees of its shape, grown best first from "
+                "random log-probabilities; leaves and path tokens (what replay has to step) as they range.",
             ],
-            ["top-k, depth, nodes", "threads", "leaves", "path tokens", *STRATEGIES, "replay us", "decode replay / hybrid"],
+            [
+                "top-k, depth, nodes",
+                "threads",
+                "leaves",
+                "path tokens",
+                *STRATEGIES,
+                "replay us",
+                "decode replay / hybrid",
+            ],
             rows,
         ),
         Section("What bounds the ratio", [_BOUND, *notes]),
@@ -208,11 +223,11 @@ def sections(result: Result) -> list[Section]:
 
 
 _BOUND = (
-    "Replay reads the state once a leaf and steps every path token; verification of the tree reads it once and "
-    "steps every node. So the ratio lies between path tokens over nodes, where time is arithmetic, and the "
-    "number of leaves, where time is the reading of states (a kernel that is bound by memory, as on a GPU). "
-    "Chains of one node and of as many as the tree has, timed in the same turns, tell what reading and a node "
-    "take here; the ratio that follows for a tree whose nodes cost what a chain's do is `expected`."
+    "Replay reads the state once a leaf and steps every path token; verification of the tree reads it once "
+    "and steps every node. So the ratio lies between path tokens over nodes, where time is arithmetic, and the "
+    "number of leaves, where time is the reading of states (a kernel bound by memory, as on a GPU). Chains of "
+    "one node and of as many as the tree has, timed in the same turns, tell what reading and a node take here; "
+    "expected is the ratio that follows for a tree whose nodes cost what a chain's do."
 )
 
 
@@ -220,9 +235,7 @@ def _why(threads: int, shape: tuple[int, int, int], trees: Sequence[Result]) -> 
     nodes = shape[2]
     node = median((t["us"]["chain"] - t["us"]["one"]) / (nodes - 1) for t in trees)
     read = max(0.0, median(t["us"]["one"] for t in trees) - node)
-    expected = median(
-        (t["leaves"] * read + t["path_tokens"] * node) / (read + nodes * node) for t in trees
-    )
+    expected = median((t["leaves"] * read + t["path_tokens"] * node) / (read + nodes * node) for t in trees)
     low = median(t["path_tokens"] for t in trees) / nodes
     high = median(t["leaves"] for t in trees)
     found = {name: median(t["ratio"][name] for t in trees) for name in STRATEGIES}
@@ -271,7 +284,9 @@ def draw(result: Result, figure: Any) -> None:
             bars = axes.bar(places, heights, 0.24, label=name)
             axes.bar_label(bars, [f"{h:.1f}" for h in heights], fontsize=7, padding=2)
             known = [(x, PAPER[s][name]) for x, s in zip(places, shapes, strict=True) if s in PAPER]
-            axes.plot(*zip(*known, strict=True), "kD", markersize=4, label="paper (H100)" if number == 0 else None)
+            axes.plot(
+                *zip(*known, strict=True), "kD", markersize=4, label="paper (H100)" if number == 0 else None
+            )
         axes.axhline(1.0, color="0.4", linewidth=0.8)
         axes.set_xticks(range(len(shapes)), [_name(s) for s in shapes])
         axes.set_xlabel("top-k, depth, nodes")
