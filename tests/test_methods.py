@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from tests.loop.models import random_model
+from tests.loop.recurrent import random_files
 
 from specdec.acceptance import SamplingParams
 from specdec.drafters.ngram import NGramDrafter
+from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.generation import Request
-from specdec.methods import METHODS, DrafterSpec, MethodOptions, build_drafter, get_method
+from specdec.methods import METHODS, DrafterSpec, MethodOptions, build_drafter, default_drafter, get_method
 from specdec.methods.autoregressive import autoregressive
 from specdec.methods.specla import specla
+from specdec.models import load_model
 from specdec.models.base import CausalLM
+from specdec.models.checkpoint import resolve_model
+from specdec.models.drafter_checkpoint import save_drafter
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
 PROMPTS = [[0, 5, 9, 5, 9, 5], [0, 7, 7, 3], [0, 11]]
 
@@ -75,7 +85,7 @@ def test_unknown_names_list_what_there_is() -> None:
     with pytest.raises(ValueError, match=rf"'magic', want one of {', '.join(METHODS)}"):
         get_method("magic")
     for text in ("magic", "model", "model:", "ngram:3", "oracle:1", ""):
-        with pytest.raises(ValueError, match=r"want one of ngram, model:DIR, exit:N, oracle"):
+        with pytest.raises(ValueError, match=r"want one of ngram, adapted, .*model:DIR, exit:N, oracle"):
             DrafterSpec.parse(text)
     for tree in ("", "2,", "0", "2;2", "300"):
         with pytest.raises(ValueError, match="draft_tree: got"):
@@ -85,6 +95,52 @@ def test_unknown_names_list_what_there_is() -> None:
     for text in ("exit", "exit:", "exit:0", "exit:x"):
         with pytest.raises(ValueError, match=rf"got '{text}', want exit:N, N from 1"):
             DrafterSpec.parse(text)
+
+
+def test_adapted_drafters_by_name() -> None:
+    spec = DrafterSpec.parse("adapted")
+    assert (spec.name, spec.label, spec.tree, spec.model) == ("adapted", "adapted", "auto", "")
+    assert DrafterSpec.parse("adapted:some/dir") == DrafterSpec("adapted", "some/dir", tree="auto")
+    assert DrafterSpec.parse("adapted:some/dir", tree="2,1").label == "adapted:some/dir tree 2,1"
+    assert DrafterSpec.parse("exit:2", tree="auto").label == "exit:2 tree auto"
+    with pytest.raises(ValueError, match="got 'adapted:', want one of"):
+        DrafterSpec.parse("adapted:")
+    # Without a rule it proposes the likeliest tokens, which are followed; a rule makes it draw.
+    assert [spec.decided_by(rule) for rule in ("auto", "speculative", "typical")] == [
+        "follow",
+        "speculative",
+        "typical",
+    ]
+    with pytest.raises(ValueError, match=r"^acceptance: .*block"):
+        spec.check_acceptance("block")
+    DrafterSpec.parse("adapted", tree="1").check_acceptance("block")
+
+
+def test_a_target_without_a_drafter_says_how_to_get_one(tmp_path: Path, model: CausalLM) -> None:
+    with pytest.raises(ValueError, match="no drafter comes with this target; train one with `specdec train"):
+        build_drafter(DrafterSpec.parse("adapted"), model, MethodOptions(), dtype=torch.float32)
+    directory = resolve_model("gdn-code")
+    for file in directory.iterdir():
+        shutil.copy(file, tmp_path)
+    assert default_drafter(str(tmp_path)) == "ngram"
+    copy = load_model(tmp_path)
+    with pytest.raises(ValueError, match=f"no drafter comes with {re.escape(str(tmp_path))}; train one"):
+        build_drafter(DrafterSpec.parse("adapted"), copy, MethodOptions(), dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"^drafter: nowhere/config\.json: cannot be read"):
+        build_drafter(DrafterSpec.parse("adapted:nowhere"), copy, MethodOptions(), dtype=torch.float32)
+
+
+def test_an_adapted_drafter_from_its_directory(
+    tmp_path: Path, model: GatedDeltaNetForCausalLM, greedy: list[list[int]]
+) -> None:
+    save_drafter(tmp_path, *random_files(model, 2))
+    spec = DrafterSpec.parse(f"adapted:{tmp_path}", tree="2,1")
+    for options in (MethodOptions(slots=2, max_draft=5, adaptive=False), MethodOptions(acceptance="k-seq")):
+        drafter = build_drafter(spec, model, options, dtype=torch.float32)
+        assert isinstance(drafter, RecurrentDrafter)
+        assert drafter.replacement == drafter.draw == (options.acceptance == "k-seq")
+        loop = get_method("specla").build(model, drafter, options)
+        assert [r.tokens for r in loop.run(_requests(24))] == greedy
 
 
 def test_an_oracle_is_named_with_its_p() -> None:

@@ -13,6 +13,7 @@ from specdec.acceptance.params import SamplingParams
 from specdec.generation import Request
 from specdec.methods import DrafterSpec, MethodOptions, build_drafter, get_method
 from specdec.models.base import CausalLM
+from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.reference import ReferenceGatedDeltaNet, ReferenceState
 
 Tokens = Sequence[Sequence[int]]  # one sequence of token ids a row
@@ -88,7 +89,7 @@ class MethodContender:
         *,
         sampling: SamplingParams,
         dtype: torch.dtype,
-        drafter_model: CausalLM | None = None,
+        drafter_model: CausalLM | RecurrentDrafterModel | None = None,
     ) -> None:
         self.method = method
         self.drafter = drafter

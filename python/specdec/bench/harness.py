@@ -158,8 +158,8 @@ def _row(
     }
     if drafter is not None and drafter.kind == "oracle":
         row["oracle_p"] = drafter.p
-    if drafter is not None and drafter.branching != (1,):
-        row["draft_tree"] = drafter.tree
+    if drafter is not None and drafter.other_tree is not None:
+        row["draft_tree"] = drafter.other_tree
     if kind is not None:
         row["kind"] = kind
     runs = [m.runs[i] for i in chosen]

@@ -44,6 +44,7 @@ def _listed(entries: list[tuple[str, str]]) -> str:
 
 _METHODS = _listed([(name, method.description) for name, method in METHODS.items()])
 _DRAFTERS = _listed(list(DRAFTERS.items()))
+_DEFAULT_DRAFTER = f"Default: the model's own where it comes with one, else {DEFAULT_DRAFTER}."
 _RULES = _listed([(name, rule.description) for name, rule in RULES.items()])
 
 Model = Annotated[str, typer.Option(help="An embedded model's name, or a directory with a checkpoint.")]
@@ -66,10 +67,12 @@ Acceptance = Annotated[
     typer.Option(help=f"What decides about drafts that are drawn at random (temperature above 0). {_RULES}."),
 ]
 DraftTree = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Children of each node by depth in what model: and exit: draft, such as 2,2,1; the last goes on "
-        "for as long as --max-draft lasts; 1: chains."
+        help="Children of each node by depth in what adapted, model: and exit: draft, such as 2,2,1; the "
+        "last goes on for as long as --max-draft lasts; 1: chains; auto: the likeliest tokens, pruned by "
+        "their chances. Default: auto for adapted, else 1.",
+        show_default=False,
     ),
 ]
 FixedDraft = Annotated[
@@ -103,7 +106,7 @@ def generate(
     model: Model = "gdn-code",
     method: Annotated[str, typer.Option(help=f"{_METHODS}.")] = "specla",
     drafter: Annotated[
-        str | None, typer.Option(help=f"{_DRAFTERS}. Default: {DEFAULT_DRAFTER}.", show_default=False)
+        str | None, typer.Option(help=f"{_DRAFTERS}. {_DEFAULT_DRAFTER}", show_default=False)
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Most tokens to write, at least 1; never exceeded.")
@@ -160,7 +163,7 @@ def generate(
     max_draft: MaxDraft = 16,
     commit: CommitOption = Commit.deferred,
     oracle_p: OracleP = 1.0,
-    draft_tree: DraftTree = "1",
+    draft_tree: DraftTree = None,
     fixed_draft: FixedDraft = False,
     compare: Annotated[
         bool,
@@ -230,9 +233,12 @@ def bench(
         ),
     ] = None,
     batch: Annotated[str, typer.Option(help="Comma-separated numbers of sequences decoded together.")] = "1",
-    drafter: Annotated[str, typer.Option(help=f"Comma-separated. {_DRAFTERS}.")] = DEFAULT_DRAFTER,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help=f"Comma-separated. {_DRAFTERS}. {_DEFAULT_DRAFTER}", show_default=False),
+    ] = None,
     oracle_p: OracleP = 1.0,
-    draft_tree: DraftTree = "1",
+    draft_tree: DraftTree = None,
     acceptance: Annotated[
         str,
         typer.Option(

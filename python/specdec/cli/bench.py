@@ -21,9 +21,10 @@ from specdec.bench.report import over_reference, table_of, write_json, write_plo
 from specdec.cli.drafting import check_drafting, check_useful
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
-from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, load_drafter_model
+from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, default_drafter, load_drafter_model
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
+from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.reference import ReferenceGatedDeltaNet
 from specdec.models.tokenizer import Tokenizer
 
@@ -39,9 +40,9 @@ class Options:
     model: str
     prompts: Path | None
     batch: str
-    drafter: str
+    drafter: str | None
     oracle_p: float
-    draft_tree: str
+    draft_tree: str | None
     acceptance: str
     max_new_tokens: int
     temperature: float
@@ -61,7 +62,7 @@ def run(options: Options) -> int:
     try:
         drafters = [
             DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
-            for name in _split(options.drafter, "--drafter")
+            for name in _split(options.drafter or default_drafter(options.model), "--drafter")
         ]
         rules = _split(options.acceptance, "--acceptance")
         for spec in drafters:
@@ -210,8 +211,8 @@ class _Contenders:
                 used = {spec.decided_by(rule): rule for rule in reversed(rules)}
                 self._entries += [(name, spec, rule) for rule in rules if rule in used.values()]
         self._model = load_model(options.model, dtype=self._dtype)
-        self._drafter_models: dict[DrafterSpec, CausalLM] = {}
-        for spec in {spec for _, spec, _ in self._entries if spec is not None and spec.draws}:
+        self._drafter_models: dict[DrafterSpec, CausalLM | RecurrentDrafterModel] = {}
+        for spec in {spec for _, spec, _ in self._entries if spec is not None and spec.has_model}:
             try:
                 self._drafter_models[spec] = load_drafter_model(spec, self._model, dtype=self._dtype)
             except ValueError as error:

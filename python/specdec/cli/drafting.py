@@ -24,7 +24,7 @@ def check_useful(
     drafters: Sequence[DrafterSpec],
     sampling: SamplingParams,
     rules: Sequence[str],
-    draft_tree: str,
+    draft_tree: str | None,
     oracle_p: float,
     *,
     fixed_draft: bool,
@@ -35,7 +35,7 @@ def check_useful(
         drafters: those that draft, none where no method takes one.
         sampling: of all requests.
         rules: what `--acceptance` names.
-        draft_tree: `--draft-tree`.
+        draft_tree: `--draft-tree`, None where it was not given.
         oracle_p: `--oracle-p`.
         fixed_draft: `--fixed-draft`.
 
@@ -46,9 +46,9 @@ def check_useful(
         raise ValueError(f"--acceptance: got {','.join(rules)}, but no method here drafts anything")
     if list(rules) != ["auto"] and sampling.greedy:
         raise ValueError("--acceptance: at temperature 0 no rule is at work, want a --temperature above 0")
-    if draft_tree != "1" and not any(spec.draws for spec in drafters):
+    if draft_tree is not None and not any(spec.has_model for spec in drafters):
         raise ValueError(
-            f"--draft-tree: got {draft_tree}, but only the drafters model:DIR and exit:N take it"
+            f"--draft-tree: got {draft_tree}, but only the drafters adapted, model:DIR and exit:N take it"
         )
     if oracle_p != 1.0 and not any(spec.kind == "oracle" for spec in drafters):
         raise ValueError(f"--oracle-p: got {oracle_p:g}, but only the drafter oracle takes it")

@@ -25,11 +25,11 @@ from specdec.cli.text import TextWriter
 from specdec.generation import Request, Result, Statistics
 from specdec.loop import Loop
 from specdec.methods import (
-    DEFAULT_DRAFTER,
     DrafterSpec,
     Method,
     MethodOptions,
     build_drafter,
+    default_drafter,
     get_method,
 )
 from specdec.models import load_model, load_tokenizer
@@ -64,7 +64,7 @@ class Options:
     max_draft: int
     commit: str
     oracle_p: float
-    draft_tree: str
+    draft_tree: str | None
     fixed_draft: bool
     compare: bool
     json: bool
@@ -121,7 +121,7 @@ def run(prompt: str | None, options: Options) -> int:
             chance,
             plain,
             drafts=spec is not None,
-            as_it_pays=spec is not None and spec.draws and not options.fixed_draft,
+            as_it_pays=spec is not None and spec.has_model and not options.fixed_draft,
         )
     return INTERRUPTED if interrupted else 0
 
@@ -169,9 +169,8 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         check_rule(options.acceptance)
         spec = None
         if method.drafts:
-            spec = DrafterSpec.parse(
-                options.drafter or DEFAULT_DRAFTER, p=options.oracle_p, tree=options.draft_tree
-            )
+            name = options.drafter or default_drafter(options.model)
+            spec = DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
             if not sampling.greedy:
                 spec.check_acceptance(options.acceptance)
         elif options.drafter is not None:

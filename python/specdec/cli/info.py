@@ -12,7 +12,7 @@ from rich.text import Text
 
 from specdec import __version__
 from specdec.bench.machine import cpu_model, isa
-from specdec.models.checkpoint import embedded_models
+from specdec.models.checkpoint import embedded_drafters, embedded_models
 
 
 def run() -> None:
@@ -70,4 +70,5 @@ def _rows() -> list[tuple[str, str]]:
         ("CUDA", "not built"),
         ("strategy table", _strategy_table()),
         ("embedded models", ", ".join(embedded_models()) or "none"),
+        ("drafters for", ", ".join(embedded_drafters()) or "none"),
     ]

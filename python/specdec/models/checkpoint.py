@@ -42,6 +42,12 @@ def embedded_drafters() -> dict[str, Path]:
     return {name.removesuffix(_DRAFTER): path for name, path in _assets().items() if name.endswith(_DRAFTER)}
 
 
+def shipped_drafter(directory: Path | None) -> Path | None:
+    """The drafter that comes with the embedded model in `directory`; None for all other models."""
+    drafters = embedded_drafters()
+    return next((drafters.get(name) for name, path in embedded_models().items() if path == directory), None)
+
+
 def _assets() -> dict[str, Path]:
     assets = Path(str(resources.files("specdec"))) / "assets"
     return {path.parent.name: path.parent for path in sorted(assets.glob(f"*/{CONFIG_NAME}"))}

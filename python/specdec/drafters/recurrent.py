@@ -1,0 +1,123 @@
+"""The adapted drafter: one recurrent block that reads the target's features and keeps a state of its own.
+
+Its state holds emitted tokens alone, each run with the target's true features. Drafted tokens have no such
+features yet and run on the drafter's own outputs, over the frozen state; what the target accepts of them is
+run again once it has shown its features. So the state is a function of the text, whatever was drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.cache import Round
+from specdec.drafters.shape import TreeShape
+from specdec.drafters.stepping import DraftedNodes, EmittedTokens, SteppingDrafter
+from specdec.models.base import CausalLM
+from specdec.models.recurrent_drafter import RecurrentDrafterModel
+
+
+class RecurrentDrafter(SteppingDrafter):
+    """Drafts chains and trees from the target's features.
+
+    Args:
+        model: the drafter, made for the target of the loop.
+        slots: sequences at a time, as in the target's loop.
+        branching: children of the last emitted token, of each of those, and so on; the last number goes on.
+            (1,) drafts chains. Or a `TreeShape`, such as `TreeShape.pruned()`.
+        replacement: whether siblings are drawn independently; False never repeats a sibling's token.
+        draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
+
+    Raises:
+        ValueError: `branching` is no such list.
+    """
+
+    name = "adapted"
+    rereads_accepted = True
+
+    def __init__(
+        self,
+        model: RecurrentDrafterModel,
+        *,
+        slots: int = 1,
+        branching: Sequence[int] | TreeShape = (1,),
+        replacement: bool = False,
+        draw: bool = True,
+    ) -> None:
+        super().__init__(
+            model.new_cache(slots),
+            shape=branching if isinstance(branching, TreeShape) else TreeShape(branching),
+            vocab_size=model.vocab_size,
+            ends=model.eos_token_ids,
+            replacement=replacement,
+            draw=draw,
+            vocabulary=None if model.vocabulary is None else model.vocabulary.numpy(),
+        )
+        self.model = model
+        self.features = model.features
+        self._outputs: list[Tensor] = []  # [B, N, D] of each pass of the round
+
+    def step_cost(self, target: CausalLM) -> float:
+        """The drafter's weights over the target's: a small batch takes as long as reading them."""
+        return self.model.num_parameters / target.num_parameters
+
+    def run_prompt(self, slot: int, prompt: Sequence[int], features: Tensor | None) -> None:
+        """Prefills with every token but the first, before which the target has shown nothing."""
+        self.model.prefill(
+            torch.tensor([prompt[1:]], dtype=torch.int64),
+            None if features is None else features[None, :-1],
+            cache=self._cache,
+            slots=[slot],
+            lengths=[len(prompt) - 1],
+        )
+
+    def run_emitted(self, emitted: EmittedTokens) -> tuple[Tensor, Round]:
+        """One pass with the target's features."""
+        h, round = self.model.forward(
+            emitted.tokens,
+            features=None if emitted.features is None else _padded(emitted.features),
+            cache=self._cache,
+            slots=emitted.slots,
+            lengths=emitted.lengths,
+        )
+        self._outputs = [h]
+        if len(emitted.sizes) == 1:
+            last = h[:, -1]
+        else:
+            last = h[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1]
+        return self.model.logits(last), round
+
+    def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
+        """One pass with the drafter's own outputs at the nodes' parents."""
+        h, round = self.model.forward(
+            nodes.tokens,
+            own=self._parents_outputs(nodes) if self.features else None,
+            cache=self._cache,
+            slots=nodes.slots,
+            parents=nodes.parents,
+            lengths=nodes.lengths,
+            prefix=nodes.prefix,
+        )
+        self._outputs.append(h)
+        if len(nodes.sizes) == 1:
+            return self.model.logits(h[0]), round
+        rows = torch.cat([h[row, :size] for row, size in enumerate(nodes.sizes)])  # [R, D]
+        return self.model.logits(rows), round
+
+    def _parents_outputs(self, nodes: DraftedNodes) -> Tensor:
+        """[B, N, D]; anything in places beyond a row's size."""
+        if nodes.parents is None:
+            return self._outputs[-1][:, -1:]
+        outputs = self._outputs[0] if len(self._outputs) == 1 else torch.cat(self._outputs, dim=1)
+        if len(outputs) == 1:
+            return outputs.index_select(1, nodes.parents[0])
+        return outputs[torch.arange(len(outputs))[:, None], nodes.parents.long()]
+
+
+def _padded(features: list[Tensor]) -> Tensor:
+    """[n, F] of each row as one tensor [B, N, F], zero beyond a row's size."""
+    if len(features) == 1:
+        return features[0][None]
+    return torch.nn.utils.rnn.pad_sequence(features, batch_first=True)

@@ -1,0 +1,129 @@
+"""From a drafter's name to the drafter. Importing this module imports no torch; building does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from specdec._rules import RULES
+from specdec.methods.spec import DEFAULT_DRAFTER, DrafterSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from specdec.drafters.base import Drafter
+    from specdec.methods import MethodOptions
+    from specdec.models.base import CausalLM
+    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+    from specdec.models.recurrent_drafter import RecurrentDrafterModel
+
+    DrafterModel = CausalLM | RecurrentDrafterModel
+
+
+def build_drafter(
+    spec: DrafterSpec,
+    target: CausalLM,
+    options: MethodOptions,
+    *,
+    dtype: torch.dtype,
+    continuations: Iterable[tuple[Sequence[int], Sequence[int]]] = (),
+    model: DrafterModel | None = None,
+) -> Drafter:
+    """Makes a drafter for one loop.
+
+    Args:
+        spec: which one.
+        target: the model that verifies.
+        options: of the loop.
+        dtype: of a drafter model's activations.
+        continuations: (prompt, greedy continuation) of every prompt, for the oracle.
+        model: what `load_drafter_model` gave, where it was called before; None calls it.
+
+    Raises:
+        ValueError: the drafter's model cannot be had (`load_drafter_model`) or has another vocabulary.
+    """
+    if spec.kind == "ngram":
+        from specdec.drafters.ngram import NGramDrafter
+
+        return NGramDrafter()
+    if spec.kind == "oracle":
+        from specdec.drafters.oracle import OracleDrafter
+
+        return OracleDrafter(continuations, vocab_size=target.vocab_size, p=spec.p)
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.recurrent import RecurrentDrafter
+    from specdec.models.recurrent_drafter import RecurrentDrafterModel
+
+    if model is None:
+        model = load_drafter_model(spec, target, dtype=dtype)
+    _check_vocabulary(spec, model, target)
+    independent = RULES[options.acceptance].independent
+    if isinstance(model, RecurrentDrafterModel):
+        return RecurrentDrafter(
+            model,
+            slots=options.slots,
+            branching=spec.shape,
+            replacement=independent,
+            draw=spec.draws(options.acceptance),
+        )
+    return ModelDrafter(model, slots=options.slots, branching=spec.shape, replacement=independent)
+
+
+def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtype) -> DrafterModel:
+    """What an "adapted", "model" or "exit" drafter drafts with.
+
+    Args:
+        spec: which one.
+        target: the model that verifies.
+        dtype: of a model's activations; an adapted drafter has its target's.
+
+    Raises:
+        ValueError: it cannot be read, was made for another target or has another vocabulary; the target comes
+            with no drafter, or it has no more layers than the exit.
+    """
+    if spec.kind == "model":
+        from specdec.models import load_model
+
+        try:
+            model = load_model(spec.model, dtype=dtype)
+        except ValueError as error:
+            raise ValueError(f"drafter: {error}") from None
+        _check_vocabulary(spec, model, target)
+        return model
+    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
+    if not isinstance(target, GatedDeltaNetForCausalLM):
+        raise ValueError(f"drafter: {spec.label} wants a Gated DeltaNet, got a {type(target).__name__}")
+    if spec.kind == "adapted":
+        return _load_adapted(spec, target)
+    most = target.config.num_hidden_layers - 1
+    if spec.layers > most:
+        raise ValueError(
+            f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
+        )
+    return target.first_layers(spec.layers)
+
+
+def _load_adapted(spec: DrafterSpec, target: GatedDeltaNetForCausalLM) -> RecurrentDrafterModel:
+    from specdec.models.checkpoint import shipped_drafter
+    from specdec.models.recurrent_drafter import RecurrentDrafterModel
+
+    directory = spec.model or shipped_drafter(target.source)
+    if directory is None:
+        raise ValueError(
+            f"drafter: got {spec.name}, but no drafter comes with {target.source or 'this target'}; train "
+            "one with `specdec train-drafter --target DIR --text FOLDER --out OUT` and name it adapted:OUT, "
+            f"or take {DEFAULT_DRAFTER}"
+        )
+    try:
+        return RecurrentDrafterModel.from_directory(directory, target)
+    except ValueError as error:
+        raise ValueError(f"drafter: {error}") from None
+
+
+def _check_vocabulary(spec: DrafterSpec, model: DrafterModel, target: CausalLM) -> None:
+    if model.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "
+            f"want the target's {target.vocab_size}"
+        )

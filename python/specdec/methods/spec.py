@@ -1,0 +1,178 @@
+"""Drafters by name. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdec._checks import check_number
+from specdec._rules import FOLLOW, RULES
+
+if TYPE_CHECKING:
+    from specdec.acceptance.proposal import ProposalKind
+    from specdec.drafters.shape import TreeShape
+
+DRAFTERS: Mapping[str, str] = {
+    "ngram": "what followed the same tokens earlier in prompt and output",
+    "adapted": "the drafter that comes with the target and reads its features",
+    "adapted:DIR": "one of specdec train-drafter",
+    "model:DIR": "a smaller model of the same vocabulary",
+    "exit:N": "the target's own first N layers, with its norm and head",
+    "oracle": "for studies: the target's own next tokens, decoded beforehand, each right with probability p",
+}
+
+DEFAULT_DRAFTER = "ngram"
+"""Of targets that come without a drafter of their own."""
+
+# Children of each node by depth where the user does not say.
+_TREES = {"model": "1", "exit": "1", "adapted": "auto"}
+
+
+def choices(names: Iterable[str]) -> str:
+    """Names as an error lists them."""
+    return ", ".join(names)
+
+
+def default_drafter(model: str) -> str:
+    """The drafter of a target, given as for `load_model`, where none is named: its own, if it comes with one.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    from specdec.models.checkpoint import resolve_model, shipped_drafter
+
+    return DEFAULT_DRAFTER if shipped_drafter(resolve_model(model)) is None else "adapted"
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """A drafter that was asked for by name.
+
+    Attributes:
+        kind: "ngram", "adapted", "model", "exit" or "oracle".
+        model: of "model" the drafter's model, a directory or the name of an embedded model; of "adapted" the
+            drafter's directory, empty for the one that comes with the target; empty for others.
+        p: the oracle's chance that a token is right.
+        layers: how many of the target's layers "exit" has; 0 for others.
+        tree: what drafts of "adapted", "model" and "exit" may look like, as `TreeShape.parse` reads it.
+    """
+
+    kind: str
+    model: str = ""
+    p: float = 1.0
+    layers: int = 0
+    tree: str = "1"
+
+    @classmethod
+    def parse(cls, text: str, *, p: float = 1.0, tree: str | None = None) -> DrafterSpec:
+        """Reads one of `DRAFTERS`.
+
+        Args:
+            text: the name.
+            p: the oracle's chance that a token is right, in [0, 1]; other drafters ignore it.
+            tree: children of each node by depth, such as "2,2,1"; "1" is a chain, "auto" a tree pruned by its
+                chances. None: "auto" for "adapted", chains for others. Drafters whose shape is not up to the
+                user ignore it.
+
+        Raises:
+            ValueError: no such drafter (the message lists them), p is no probability, or the tree no list.
+        """
+        kind, colon, rest = text.partition(":")
+        if kind in _TREES:
+            from specdec.drafters.shape import TreeShape
+
+            parsed = TreeShape.parse(_TREES[kind] if tree is None else tree)
+            shape = "auto" if parsed.tau is not None else ",".join(map(str, parsed.branching))
+            if kind == "model" and rest:
+                return cls(kind, rest, tree=shape)
+            if kind == "adapted" and bool(colon) == bool(rest):
+                return cls(kind, rest, tree=shape)
+            if kind == "exit" and rest.isdecimal() and int(rest) > 0:
+                return cls(kind, layers=int(rest), tree=shape)
+        if kind in ("ngram", "oracle") and not colon:
+            check_number("oracle_p", p, 0.0, 1.0)
+            return cls(kind, p=p if kind == "oracle" else 1.0)
+        if kind == "exit":
+            raise ValueError(f"drafter: got {text!r}, want exit:N, N from 1 to the target's layers less one")
+        raise ValueError(f"drafter: got {text!r}, want one of {choices(DRAFTERS)}")
+
+    @property
+    def name(self) -> str:
+        """What `parse` reads."""
+        if self.kind == "exit":
+            return f"exit:{self.layers}"
+        return f"{self.kind}:{self.model}" if self.model else self.kind
+
+    @property
+    def shape(self) -> TreeShape:
+        """The shape of its drafts."""
+        from specdec.drafters.shape import TreeShape
+
+        return TreeShape.parse(self.tree)
+
+    @property
+    def other_tree(self) -> str | None:
+        """The shape of its drafts where it is not what such drafters have by default."""
+        return self.tree if self.tree != _TREES.get(self.kind, self.tree) else None
+
+    @property
+    def label(self) -> str:
+        """How tables call it; an oracle always shows that it is one, and its p."""
+        if self.kind == "oracle":
+            return f"{self.name} p={self.p:g}"
+        return self.name if self.other_tree is None else f"{self.name} tree {self.other_tree}"
+
+    @property
+    def needs_continuations(self) -> bool:
+        """Whether the prompts must be decoded greedily first."""
+        return self.kind == "oracle"
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it drafts with a model, `load_drafter_model`, whose trees have a shape of the user's."""
+        return self.kind in _TREES
+
+    def draws(self, rule: str) -> bool:
+        """Whether it draws its tokens at random where the target does, under a rule of `RULES`.
+
+        "adapted" proposes the likeliest tokens, unless a rule about drawn ones was asked for: deterministic
+        drafts are followed, which repeats the text of plain sampling.
+        """
+        return self.has_model and (self.kind != "adapted" or rule != "auto")
+
+    def check_acceptance(self, rule: str) -> None:
+        """Refuses a rule that is not exact for what this drafter proposes to sampled requests.
+
+        Raises:
+            ValueError: naming the rule and the proposal.
+        """
+        from specdec.acceptance.rules import check_rule, resolve_rule
+
+        check_rule(rule)
+        resolve_rule(rule, self.proposes(rule), chain=not self.has_model or self.shape.is_chain)
+
+    def proposes(self, rule: str) -> ProposalKind:
+        """How its drafts come about where the target samples, under a rule of `RULES`. Siblings are drawn
+        independently only for a rule that wants it, as they may repeat.
+        """
+        from specdec.acceptance.proposal import ProposalKind
+
+        if not self.draws(rule):
+            return ProposalKind.DETERMINISTIC
+        return ProposalKind.IID if RULES[rule].independent else ProposalKind.WITHOUT_REPLACEMENT
+
+    def decided_by(self, rule: str) -> str:
+        """What decides about its drafts where the target samples and `rule` of `RULES` was asked for: the
+        name of a rule other than "auto", or `FOLLOW`.
+
+        >>> DrafterSpec.parse("exit:1").decided_by("auto"), DrafterSpec.parse("ngram").decided_by("auto")
+        ('block', 'follow')
+        """
+        from specdec.acceptance.rules import follows
+
+        if follows(rule, self.proposes(rule)):
+            return FOLLOW
+        if rule in ("auto", "block", "traversal"):
+            return "block" if self.shape.is_chain else "traversal"
+        return rule
