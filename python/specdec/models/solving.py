@@ -54,9 +54,9 @@ def solve_layer(
     q, k, v = activated[..., :keys], activated[..., keys : 2 * keys], activated[..., 2 * keys :]
     g, beta = ops.gated_delta_gates(a, b, A_log, dt_bias, neg_eigval)
     return ops.verify(
-        q.unflatten(-1, (-1, DK)),
-        k.unflatten(-1, (-1, DK)),
-        v.unflatten(-1, (HV, DV)),
+        q.view(*q.shape[:-1], -1, DK),
+        k.view(*k.shape[:-1], -1, DK),
+        v.view(*v.shape[:-1], HV, DV),
         g,
         beta,
         state=state,

@@ -139,7 +139,8 @@ def sections(result: Result) -> list[Section]:
         Section(
             "Speedup over plain decoding, measured (predicted)",
             [
-                "An oracle's tokens are right with probability p; chains of n drafts in every round, batch 1, "
+                "An oracle's tokens are right with probability p; chains of n drafts in every round, batch "
+                "1, "
                 "greedy. The baseline is our own autoregressive loop, which takes turns. Predicted: E tokens "
                 "a round, E = (1 - p^(n+1)) / (1 - p), over the time of the model's pass over 1 + n nodes in "
                 "passes over one node."
@@ -185,17 +186,22 @@ def account(result: Result) -> list[str]:
     ]
     cost = [f"{row['predicted_round_cost']:.2f}" for row in rows if row["p"] == chances[-1]]
     return [
-        "The paper (H100, another model): little or no gain below p of about 0.7, a gain at every length from "
+        "The paper (H100, another model): little or no gain below p of about 0.7, a gain at every length "
+        "from "
         f"0.8 on, {PAPER_ORACLE:.2f}x with an oracle.",
         f"Here: {ours}; at least {worst['speedup']:.2f}x (p = {worst['p']:g}, n = {worst['n']}) and at most "
         f"{best['speedup']:.2f}x (p = {best['p']:g}, n = {best['n']}).",
         "The p from which on drafting gains, on a line between the measured ones: " + "; ".join(even) + ".",
         "Why the curves differ from the paper's: a speedup is E over the cost of a round. With all accepted, "
         f"our pass costs {', '.join(cost)} plain passes at n = {', '.join(map(str, lengths))}. An oracle's "
-        f"{PAPER_ORACLE:.2f}x says that a round costs the paper {9 / PAPER_ORACLE:.2f} plain rounds if its best "
-        f"n is 8, {17 / PAPER_ORACLE:.2f} if it is 16 (our source does not name it). The shape is that of the "
-        "cost: at each n the gain begins where E exceeds it, so long chains need a higher p. Its plain decoding "
-        "(4.5 ms a token against a floor of about 0.8) waits for launches, which makes rounds look cheap; on a "
+        f"{PAPER_ORACLE:.2f}x says that a round costs the paper {9 / PAPER_ORACLE:.2f} plain rounds if its "
+        "best "
+        f"n is 8, {17 / PAPER_ORACLE:.2f} if it is 16 (our source does not name it). The shape is that of "
+        "the "
+        "cost: at each n the gain begins where E exceeds it, so long chains need a higher p. Its plain "
+        "decoding "
+        "(4.5 ms a token against a floor of about 0.8) waits for launches, which makes rounds look cheap; on "
+        "a "
         "CPU a node more is arithmetic that nothing hides.",
         _parts_of_the_difference(rows),
     ]
@@ -211,9 +217,12 @@ def _parts_of_the_difference(rows: Sequence[Mapping[str, Any]]) -> str:
     tokens = span([row["tokens_per_round"] / row["expected_tokens"] for row in rows])
     cost = span([row["predicted_round_cost"] / row["round_cost"] for row in rows])
     return (
-        f"Measured over predicted speedup: {ratio}. It is the product of two: tokens a round over E, {tokens}, "
-        "from which tokens the oracle happened to get wrong and from last rounds, which the token limit cuts; "
-        f"and the predicted cost of a round over the measured one, {cost}, from what the loop does around the "
+        f"Measured over predicted speedup: {ratio}. It is the product of two: tokens a round over E, "
+        f"{tokens}, "
+        "from which tokens the oracle happened to get wrong and from last rounds, which the token limit "
+        "cuts; "
+        f"and the predicted cost of a round over the measured one, {cost}, from what the loop does around "
+        "the "
         "pass (proposing, deciding, booking) and from the machine's other work."
     )
 

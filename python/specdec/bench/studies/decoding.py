@@ -118,8 +118,11 @@ def plan(lab: Lab) -> tuple[list[Group], list[str]]:
 
 
 def _shapes(name: str) -> bool:
-    """Whether the shape of a drafter's drafts is up to the user: it drafts with a model, and alone."""
-    return name.partition(":")[0] in ("adapted", "model", "exit") and "+" not in name
+    """Whether the shape of a drafter's drafts is measured: it drafts with a model, and alone."""
+    try:
+        return "+" not in name and DrafterSpec.parse(name).has_model
+    except ValueError:  # said among what is skipped
+        return False
 
 
 def _available(lab: Lab, wanted: Iterable[tuple[str, str]], skipped: list[str]) -> list[DrafterSpec]:

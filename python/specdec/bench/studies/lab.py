@@ -13,6 +13,7 @@ from specdec.bench.prompts import Prompt, groups_of
 from specdec.methods import DrafterSpec, MethodOptions, load_drafter_model
 from specdec.models.base import CausalLM
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.tokenizer import Tokenizer
 
 Step = Callable[[str], None]  # told what was measured
@@ -69,7 +70,7 @@ class Lab:
         self.quick = quick
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
-        self._drafter_models: dict[DrafterSpec, CausalLM | None] = {}
+        self._drafter_models: dict[DrafterSpec, CausalLM | RecurrentDrafterModel | None] = {}
 
     def units(self, batch: int, each: int) -> list[Unit]:
         """Batches of prompts of one kind, at most `each` of every kind (with --quick one)."""
@@ -150,11 +151,11 @@ class Lab:
             drafter_model=self._drafter_model(entry.drafter),
         )
 
-    def _drafter_model(self, drafter: DrafterSpec) -> CausalLM | None:
+    def _drafter_model(self, drafter: DrafterSpec) -> CausalLM | RecurrentDrafterModel | None:
         """Loaded once; None for drafters without a model."""
         if drafter not in self._drafter_models:
             self._drafter_models[drafter] = (
-                load_drafter_model(drafter, self.model, dtype=self.model.dtype) if drafter.draws else None
+                load_drafter_model(drafter, self.model, dtype=self.model.dtype) if drafter.has_model else None
             )
         return self._drafter_models[drafter]
 

@@ -202,9 +202,11 @@ def sections(result: Result) -> list[Section]:
             "Replay's time over ours (the paper's, H100)",
             [
                 f"{size}, batch 1, states of {result['layers']} layers in turn. Replay: every root-to-leaf "
-                "path as a chain of its own from the committed state, one call a path, the best that chains can "
+                "path as a chain of its own from the committed state, one call a path, the best that chains "
+                "can "
                 "do. Decode replay: every path token by token, the state copied for each path, then read and "
-                "written once a token. A row is the median of several trees of its shape, grown best first from "
+                "written once a token. A row is the median of several trees of its shape, grown best first "
+                "from "
                 "random log-probabilities; leaves and path tokens (what replay has to step) as they range.",
             ],
             [
@@ -224,9 +226,12 @@ def sections(result: Result) -> list[Section]:
 
 _BOUND = (
     "Replay reads the state once a leaf and steps every path token; verification of the tree reads it once "
-    "and steps every node. So the ratio lies between path tokens over nodes, where time is arithmetic, and the "
-    "number of leaves, where time is the reading of states (a kernel bound by memory, as on a GPU). Chains of "
-    "one node and of as many as the tree has, timed in the same turns, tell what reading and a node take here; "
+    "and steps every node. So the ratio lies between path tokens over nodes, where time is arithmetic, and "
+    "the "
+    "number of leaves, where time is the reading of states (a kernel bound by memory, as on a GPU). Chains "
+    "of "
+    "one node and of as many as the tree has, timed in the same turns, tell what reading and a node take "
+    "here; "
     "expected is the ratio that follows for a tree whose nodes cost what a chain's do."
 )
 
