@@ -381,7 +381,7 @@ def test_command_trains_stops_at_ctrl_c_and_goes_on(text: Path, target: Path, tm
     )
     try:
         deadline = time.monotonic() + 120
-        # The first save, after 200 steps, shows that training is under way.
+        # The first save, after 400 steps, shows that training is under way.
         while not (out / "losses.json").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
@@ -392,7 +392,7 @@ def test_command_trains_stops_at_ctrl_c_and_goes_on(text: Path, target: Path, tm
     assert process.returncode == 0, output
     assert "stopped at step" in output
     run = DrafterTraining.resume(out)
-    assert run.step >= 200
+    assert run.step >= 400
     again = CliRunner().invoke(app, ["train-drafter", "--out", str(out), *arguments])
     assert again.exit_code == 2
     assert "--out: " in again.stderr

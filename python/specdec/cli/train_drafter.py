@@ -15,6 +15,7 @@ from specdec.training.drafter_run import Request, plot, prepare
 from specdec.training.running import interruptible, run_with_progress
 
 PLOT_NAME = "training.png"
+EVERY = 400  # steps between two evaluations and saves
 
 
 def run(out: Path, given: Mapping[str, Any]) -> None:
@@ -51,7 +52,7 @@ def _train(training: DrafterTraining, console: Console) -> None:
             return "-"
         return " ".join(f"{chance:.2f}" for chance in training.history.held_out[-1][1]["match"])
 
-    finished = run_with_progress(training, console, held_out)
+    finished = run_with_progress(training, console, held_out, every=EVERY)
     out = training.out
     if not finished:
         console.print(f"stopped at step {training.step} of {training.steps}; go on with --out {out} --resume")

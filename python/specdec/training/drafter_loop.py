@@ -33,7 +33,8 @@ from specdec.training.target import FrozenTarget
 
 CHAIN = 5  # positions of a chain on held-out text
 
-_STEP_DECAY = 0.8  # of a step's weight against that of the step before
+_STEP_DECAY = 0.8  # of an unrolled step's weight against that of the one before
+_FIRST_ONLY = 0.75  # of a run: only the first position is trained, at several times the speed; then all
 _HELD_OUT_WINDOWS = 48
 _SCALE_WINDOWS = 16  # windows from which the features' sizes are taken
 
@@ -47,7 +48,8 @@ class DrafterOptions:
         tokens: trained on in all, in passes over the text; rounded up to whole steps.
         batch_size: windows in a step.
         seq_len: tokens in a window.
-        unroll: steps of drafting that are trained.
+        unroll: positions of a drafted chain that are trained (in the last quarter of the steps; before that
+            the first position alone).
         lr: peak learning rate: warmup over 5% of the steps, at most 200, then cosine decay to a tenth.
         seed: of initial weights and data order.
         autocast: multiply in bfloat16 (the recurrence and all sums stay float32).
@@ -69,7 +71,7 @@ class DrafterOptions:
         for name in ("tokens", "batch_size"):
             check_integer(name, getattr(self, name), 1)
         check_integer("unroll", self.unroll, 1, 64)
-        check_integer("seq_len", self.seq_len, max(self.unroll, CHAIN) + 1)
+        check_integer("seq_len", self.seq_len, max(self.unroll, CHAIN) + 2)
         check_integer("seed", self.seed, 0, (1 << 31) - 1)
         check_number("lr", self.lr, above=0.0, below=1.0)
         check_boolean("autocast", self.autocast)
@@ -79,10 +81,17 @@ class DrafterOptions:
         """Optimiser steps of the whole run."""
         return -(-self.tokens // (self.batch_size * self.seq_len))
 
-    @property
-    def step_weights(self) -> list[float]:
-        """Share of each unrolled step in the loss. An independent drafter's steps are all like the first."""
-        count = self.unroll if self.config.features else 1
+    def unrolled(self, step: int) -> int:
+        """Positions of a chain that optimiser step `step` trains.
+
+        Most of what there is to learn is the same for all of them and is learnt sooner from the first one
+        alone. The positions of an independent drafter are all like the first.
+        """
+        return self.unroll if self.config.features and step >= _FIRST_ONLY * self.steps else 1
+
+    @staticmethod
+    def position_weights(count: int) -> list[float]:
+        """Share in the loss of each of the first `count` positions."""
         weights = [_STEP_DECAY**j for j in range(count)]
         return [weight / sum(weights) for weight in weights]
 
@@ -101,8 +110,8 @@ class DrafterHistory:
     """How a run went.
 
     Attributes:
-        training: `[step, KL in nats a token, averaged over the unrolled steps by their weights]`.
-        held_out: `[step, {"kl": one an unrolled step, "match": one a position of a chain,
+        training: `[step, KL in nats a token, averaged over the trained positions by their weights]`.
+        held_out: `[step, {"kl": one a position of a chain, "match": one a position of a chain,
             "mean_accepted_length": number}]`, teacher-forced on held-out text.
     """
 
@@ -153,8 +162,9 @@ class DrafterTraining(Run):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Start from the target's final norm, and with features of equal size."""
+        """Start from the target's first layer and final norm, and with features of equal size."""
         self.model.norm.weight.copy_(self.target.weights["model.norm.weight"])
+        self.model.layer.load_state_dict(self.target.first_layer())
         if self._features:
             rows = range(min(_SCALE_WINDOWS, self.windows.num_training))
             scales = [
@@ -200,7 +210,7 @@ class DrafterTraining(Run):
                 raise ValueError(f"{place}: does not hold the features of the run in {out} any more")
             run = cls(out, options, target, cache, vocabulary)
             try:
-                run._optimization.restore(file, step)
+                run._optimization.restore(file)
             except (RuntimeError, SafetensorError) as error:
                 raise ValueError(f"{path}: not the state of a run ({error})") from None
         run.step, run.history = step, history
@@ -229,9 +239,10 @@ class DrafterTraining(Run):
         """
         o = self.options
         indices = self.windows.batch_indices(self.step, o.batch_size)
-        outputs, targets = self._unroll(indices, len(o.step_weights), o.autocast)
+        weights = o.position_weights(o.unrolled(self.step))
+        outputs, targets = self._unroll(indices, len(weights), o.autocast)
         head = self._head.to(torch.bfloat16) if o.autocast else self._head
-        total, _ = distillation_loss(outputs, targets, head, o.step_weights)
+        total, _ = distillation_loss(outputs, targets, head, weights)
         self._optimization.update(total, self.step)
         loss = float(total.detach())
         self.history.training.append((self.step, loss))
@@ -249,16 +260,16 @@ class DrafterTraining(Run):
     @torch.no_grad()
     def evaluate(self) -> Acceptance:
         """Losses and acceptance on held-out windows, teacher-forced and in float32; added to the history."""
-        weights = self.options.step_weights
-        kl = torch.zeros(len(weights))
+        weights = self.options.position_weights(CHAIN)
+        kl = torch.zeros(CHAIN)
         matches = []
         count = 0
         for indices in self.windows.held_out_indices(self.options.batch_size, _HELD_OUT_WINDOWS):
-            outputs, targets = self._unroll(indices, max(CHAIN, len(weights)), autocast=False)
-            _, each = distillation_loss(outputs[: len(weights)], targets, self._head, weights)
+            outputs, targets = self._unroll(indices, CHAIN, autocast=False)
+            _, each = distillation_loss(outputs, targets, self._head, weights)
             kl += each * len(indices)
             count += len(indices)
-            matches.append(chain_matches(outputs[:CHAIN], targets, self.target.head, self._vocabulary))
+            matches.append(chain_matches(outputs, targets, self.target.head, self._vocabulary))
         found = summarize(torch.cat(matches))
         figures = {
             "kl": (kl / count).tolist(),

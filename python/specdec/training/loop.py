@@ -125,7 +125,7 @@ class Training(Run):
             try:
                 run = cls(out, TrainingOptions.from_json(metadata["options"]))
                 run.step = int(metadata["step"])
-                run._optimization.restore(file, run.step)
+                run._optimization.restore(file)
                 saved = read_json_object(out / HISTORY_NAME, MAX_HISTORY_BYTES)
                 run.history.training = [(s, x) for s, x in saved["training"] if s < run.step]
                 run.history.held_out = [(s, x) for s, x in saved["held_out"] if s <= run.step]

@@ -65,17 +65,19 @@ class Optimization:
         for name, parameter in self._model.named_parameters():
             state[f"weights/{name}"] = parameter
             moments: dict[str, Any] = self._adamw.state.get(parameter, {})
+            # Not the run's step: a parameter that had no gradient yet begins to count later.
+            state[f"step/{name}"] = moments.get("step", torch.zeros(()))
             for moment in _MOMENTS:
                 value = moments.get(moment)
                 state[f"{moment}/{name}"] = torch.zeros_like(parameter) if value is None else value
         return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
     @torch.no_grad()
-    def restore(self, file: Any, step: int) -> None:
-        """Take weights and moments from an open safetensors file, as they were after `step` steps."""
+    def restore(self, file: Any) -> None:
+        """Take weights and moments from an open safetensors file."""
         for name, parameter in self._model.named_parameters():
             parameter.copy_(file.get_tensor(f"weights/{name}"))
             self._adamw.state[parameter] = {
-                "step": torch.tensor(float(step)),
+                "step": file.get_tensor(f"step/{name}"),
                 **{m: file.get_tensor(f"{m}/{name}").to(parameter.device) for m in _MOMENTS},
             }

@@ -98,13 +98,14 @@ def interruptible() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def run_with_progress(run: Run, console: Console, held_out: Callable[[], str]) -> bool:
+def run_with_progress(run: Run, console: Console, held_out: Callable[[], str], *, every: int = 200) -> bool:
     """Run with a progress line; True where the run is complete.
 
     Args:
         run: to be run.
         console: where the line is.
         held_out: the newest figures on held-out text, in a few words.
+        every: steps between two evaluations and saves.
     """
     columns = (
         TextColumn("step"),
@@ -125,4 +126,4 @@ def run_with_progress(run: Run, console: Console, held_out: Callable[[], str]) -
             speed = (run.step - first) * run.tokens_per_step / (time.perf_counter() - start)
             progress.update(task, completed=run.step, loss=smooth, speed=speed, held_out=held_out())
 
-        return run.run(lambda: bool(asked), on_step)
+        return run.run(lambda: bool(asked), on_step, every=every)

@@ -50,6 +50,11 @@ class FrozenTarget:
         weight = self.weights["model.norm.weight"]
         return F.rms_norm(hidden, weight.shape, weight, self.config.norm_eps)
 
+    def first_layer(self) -> dict[str, Tensor]:
+        """Tensors of the first block, by the names of a drafter's `layer`."""
+        prefix = "model.layers.0."
+        return {name.removeprefix(prefix): x for name, x in self.weights.items() if name.startswith(prefix)}
+
     def choose_features(self, text: str) -> tuple[Feature, ...]:
         """The features that `text` names: a comma-separated list of features and of these groups.
 
