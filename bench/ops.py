@@ -3,11 +3,10 @@
     python bench/ops.py --json ops.json
 
 The first table is at H = 8 heads, DK = DV = 256 (its last row at the sizes of a small model), a float32 state
-and batch 1. States rotate over 24 layers
-(48 MiB in all), as they do in a model, so that no state waits in a cache for the next call. Alternatives are
-timed in turn within one run and the figures are medians (with one thread, of that thread's own time); a
-ratio is the other's time over ours. GB/s counts
-the bytes that the op cannot avoid: the state once for each read and write, inputs, outputs and factors.
+and batch 1. States rotate over 24 layers (48 MiB in all), as they do in a model, so that no state waits in a
+cache for the next call. Alternatives are timed in turn within one run and the figures are medians (with one
+thread, of that thread's own time); a ratio is the other's time over ours. GB/s counts the bytes that the op
+cannot avoid: the state once for each read and write, inputs, outputs and factors.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_refusals(
     monkeypatch.chdir(tmp_path)
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert f"specdec: {message}" in result.stderr
+    assert f"specdec: error: {message}" in result.stderr
 
 
 def test_out_must_be_a_directory(tmp_path: Path) -> None:
