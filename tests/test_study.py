@@ -244,7 +244,9 @@ def rounds_of(model: GatedDeltaNetForCausalLM) -> list[torch.Tensor]:
     second, factors = model.forward(tokens, cache=cache, slots=slots, parents=parents)
     steps = specdec.cache.Steps()
     steps.extend(factors)
-    third, _ = model.forward(tokens[:, :1], cache=cache, slots=slots, parents=parents[:, 3:], prefix=steps)
+    third, _ = model.forward(
+        tokens[:, :1], cache=cache, slots=slots, parents=parents[:, 3:].contiguous(), prefix=steps
+    )
     return [first, second, third]
 
 

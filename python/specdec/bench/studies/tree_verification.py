@@ -74,7 +74,8 @@ def _trees(lab: Lab) -> int:
 
 
 def measure_tree(parents: Sequence[int], width: int, layers: int, seconds: float) -> dict[str, Any]:
-    """Times one tree: microseconds of the strategies, of both replays, and of chains of 1 and as many nodes.
+    """Times one tree: strategies, both replays, a chain of as many nodes ("chain"), one node over the next
+    layer's state ("one"), and that and another over the same ("one twice"), in microseconds.
 
     Raises:
         RuntimeError: something does not give what the float64 reference gives.
@@ -101,11 +102,14 @@ def measure_tree(parents: Sequence[int], width: int, layers: int, seconds: float
         "decode replay": decode.calls(),
         "chain": timed(chain, "serial"),
         "one": timed(single, "serial"),
+        "one twice": [timed(single, "serial"), lambda: single.verify(single.turn, "serial")],
     }
     us = interleaved(functions, seconds, layers=1)
     return {
         "leaves": len(paths),
         "path_tokens": sum(map(len, paths)),
+        # S k and S q, two an element of the state, and the update, three: the matrix of every head.
+        "flops_per_node": 7 * HEADS * width * width,
         "us": us,
         "ratio": {name: us["replay"] / us[name] for name in STRATEGIES},
         "decode_ratio": {name: us["decode replay"] / us[name] for name in STRATEGIES},
@@ -192,7 +196,7 @@ def sections(result: Result) -> list[Section]:
             line.append(times(ratio) + (f" ({times(paper)})" if paper else ""))
         line += [
             f"{median(t['us']['replay'] for t in trees):.0f}",
-            times(median(t["decode_ratio"]["hybrid"] for t in trees)),
+            *(times(median(t["decode_ratio"][name] for t in trees)) for name in ("hybrid", "solve")),
         ]
         rows.append(line)
         notes.append(_why(threads, shape, trees))
@@ -217,6 +221,7 @@ def sections(result: Result) -> list[Section]:
                 *STRATEGIES,
                 "replay us",
                 "decode replay / hybrid",
+                "/ solve",
             ],
             rows,
         ),
@@ -227,12 +232,11 @@ def sections(result: Result) -> list[Section]:
 _BOUND = (
     "Replay reads the state once a leaf and steps every path token; verification of the tree reads it once "
     "and steps every node. So the ratio lies between path tokens over nodes, where time is arithmetic, and "
-    "the "
-    "number of leaves, where time is the reading of states (a kernel bound by memory, as on a GPU). Chains "
-    "of "
-    "one node and of as many as the tree has, timed in the same turns, tell what reading and a node take "
-    "here; "
-    "expected is the ratio that follows for a tree whose nodes cost what a chain's do."
+    "the number of leaves, where time is the reading of states from memory, as on a GPU. Chains of one node "
+    "and of as many as the tree has, timed in the same turns, tell what reading and a node take here. On a "
+    "CPU the second and later paths find the state in a cache (again), and a node of a chain is arithmetic "
+    "already: what a tree can save is the nodes that paths share. Expected is the ratio that follows for a "
+    "tree whose nodes cost what a chain's do."
 )
 
 
@@ -240,14 +244,18 @@ def _why(threads: int, shape: tuple[int, int, int], trees: Sequence[Result]) -> 
     nodes = shape[2]
     node = median((t["us"]["chain"] - t["us"]["one"]) / (nodes - 1) for t in trees)
     read = max(0.0, median(t["us"]["one"] for t in trees) - node)
-    expected = median((t["leaves"] * read + t["path_tokens"] * node) / (read + nodes * node) for t in trees)
+    again = max(0.0, median(t["us"]["one twice"] - t["us"]["one"] for t in trees) - node)
+    expected = median(
+        (read + (t["leaves"] - 1) * again + t["path_tokens"] * node) / (read + nodes * node) for t in trees
+    )
+    rate = trees[0]["flops_per_node"] / node / 1e3
     low = median(t["path_tokens"] for t in trees) / nodes
     high = median(t["leaves"] for t in trees)
     found = {name: median(t["ratio"][name] for t in trees) for name in STRATEGIES}
     text = (
         f"{_name(shape)}, {threads} thread{'s' * (threads > 1)}: between {low:.2f}x and {high:g}x; reading "
-        f"{read:.0f} us, a node {node:.0f} us, expected {expected:.2f}x; "
-        + ", ".join(f"{name} {found[name]:.2f}x" for name in STRATEGIES)
+        f"{read:.0f} us, again {again:.0f} us, a node {node:.0f} us ({rate:.0f} GFLOP/s), "
+        f"expected {expected:.2f}x; " + ", ".join(f"{name} {found[name]:.2f}x" for name in STRATEGIES)
     )
     wanted = WANTED.get(shape)
     if wanted is None:
