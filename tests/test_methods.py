@@ -138,7 +138,7 @@ def test_an_adapted_drafter_from_its_directory(
     for options in (MethodOptions(slots=2, max_draft=5, adaptive=False), MethodOptions(acceptance="k-seq")):
         drafter = build_drafter(spec, model, options, dtype=torch.float32)
         assert isinstance(drafter, RecurrentDrafter)
-        assert drafter.replacement == drafter.draw == (options.acceptance == "k-seq")
+        assert drafter.replacement == drafter.draws == (options.acceptance == "k-seq")
         loop = get_method("specla").build(model, drafter, options)
         assert [r.tokens for r in loop.run(_requests(24))] == greedy
 
