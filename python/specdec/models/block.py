@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec import ops
 from specdec.cache import DecodingCache, LayerFactors, LayerSpec, PendingRound, Steps
 from specdec.models.config import GatedDeltaNetConfig
+from specdec.models.solving import solve_layer
 
 
 def layer_spec(config: GatedDeltaNetConfig) -> LayerSpec:
@@ -113,6 +114,7 @@ class GatedDeltaNetBlock:
         lengths: Tensor | None,
         pending: PendingRound | None,
         prefix: Steps | None,
+        strategy: str = "exact",
     ) -> tuple[Tensor, Tensor, LayerFactors]:
         """Runs chains or trees of tokens over the state, which changes by what is pending alone.
 
@@ -122,13 +124,15 @@ class GatedDeltaNetBlock:
             layer: this block's number in it.
             slots, parents, lengths, prefix: as for `CausalLM.forward`.
             pending: what the cache handed out for these slots.
+            strategy: of `ops.verify_layer`, or "solve".
 
         Returns:
             The residual stream after the block, [B, N, D], the recurrence's output, [B, N, HV, DV], and the
             factors to commit.
         """
         mixed, gate, a, b = self._project(x)
-        o, factors = ops.verify_layer(
+        verify_layer = solve_layer if strategy == "solve" else ops.verify_layer
+        o, factors = verify_layer(
             mixed,
             a,
             b,
@@ -147,6 +151,7 @@ class GatedDeltaNetBlock:
             prefix=None if prefix is None else prefix.recurrent(layer),
             prefix_mixed=None if prefix is None else prefix.mixed(layer),
             scale=self._scale,
+            strategy=strategy,
         )
         return self._finish(x, o, gate), o, LayerFactors(factors, mixed)
 
