@@ -134,13 +134,19 @@ def _likeliest(
     return tokens, probabilities
 
 
+def drawn_count(parent: Parent, row: NDArray[np.floating]) -> int:
+    """How many children are drawn of a parent, from its row of probabilities [V]: fixed before the first of
+    them is drawn.
+    """
+    if parent.floor == 0.0:
+        return parent.children
+    return min(parent.children, int((row >= parent.floor).sum()))
+
+
 def _drawn(logits: Tensor, parents: Sequence[Parent], replacement: bool) -> Children:
     """Draws the children of parents whose `logits` [R, V] have been edited."""
     probs = ops.sampling_probs(logits, **SamplingTensors.of([p.request.sampling for p in parents])._asdict())
-    counts = [
-        min(p.children, int((row >= p.floor).sum())) if p.floor > 0.0 else p.children
-        for p, row in zip(parents, probs.numpy(), strict=True)
-    ]
+    counts = [drawn_count(p, row) for p, row in zip(parents, probs.numpy(), strict=True)]
     tokens: list[list[int]] = [[] for _ in parents]
     # An only child has the same law either way, and the race asks every token for a number.
     racing = [not replacement and count > 1 for count in counts]
