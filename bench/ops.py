@@ -3,20 +3,16 @@
     python bench/ops.py --json ops.json
 
 The first table is at H = 8 heads, DK = DV = 256 (its last row at the sizes of a small model), a float32 state
-and batch 1. States rotate over 24 layers
-(48 MiB in all), as they do in a model, so that no state waits in a cache for the next call. Alternatives are
-timed in turn within one run and the figures are medians; a ratio is the other's time over ours. GB/s counts
-the bytes that the op cannot avoid: the state once for each read and write, inputs, outputs and factors.
+and batch 1. States rotate over 24 layers (48 MiB in all), as they do in a model, so that no state waits in a
+cache for the next call. Alternatives are timed in turn within one run and the figures are medians (with one
+thread, of that thread's own time); a ratio is the other's time over ours. GB/s counts the bytes that the op
+cannot avoid: the state once for each read and write, inputs, outputs and factors.
 """
 
 from __future__ import annotations
 
 import json
-import random
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,132 +24,12 @@ from torch import Tensor
 
 from specdec import ops
 from specdec.bench.machine import machine
+from specdec.bench.operators import HEADS, LAYERS, STRATEGIES, WIDTH, DecodeSteps, Workload, require
+from specdec.bench.timing import bytes_of, interleaved
 from specdec.ops import Factors, Pending, reference
 from specdec.ops.strategy import resolve
 
-HEADS, WIDTH, LAYERS, DRAFT = 8, 256, 24, 8
-STRATEGIES = ("serial", "hybrid", "solve")
-
-
-PAUSE = 0.02  # seconds
-CALLS_A_TURN = 10
-
-
-def interleaved(
-    functions: dict[str, Callable[[], object]], seconds: float, *, libraries: bool = False
-) -> dict[str, float]:
-    """Median microseconds of each function; they take turns for `seconds`, at least 5 turns.
-
-    The order is random, so that no function always runs in the wake of the same other. In a turn a function
-    runs back to back, as a model's layers call it, after a call that is not timed. Where the functions belong
-    to several `libraries`, a turn begins with a pause in which the threads of the library before go to sleep
-    (they spin for milliseconds), and a whole round over the layers is timed after one that is not: caches,
-    threads and clock are then as in a decoding loop of that library.
-    """
-    warm_up, timed = (LAYERS, LAYERS) if libraries else (1, CALLS_A_TURN)
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    order = list(functions)
-    shuffle = random.Random(0).shuffle
-    stop = time.perf_counter() + seconds
-    turns = 0
-    while time.perf_counter() < stop or turns < 5:
-        for name in order:
-            function = functions[name]
-            if libraries:
-                time.sleep(PAUSE)
-            for _ in range(warm_up):
-                function()
-            for _ in range(timed):
-                begin = time.perf_counter()
-                function()
-                times[name].append((time.perf_counter() - begin) * 1e6)
-        shuffle(order)
-        turns += 1
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def bytes_of(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
-
-@dataclass
-class Workload:
-    """Random tokens of the gated delta rule, and as many states as a model has layers."""
-
-    tokens: tuple[Tensor, ...]  # q, k, v [B, N, H, D], g, beta [B, N, H]
-    states: list[Tensor]  # [B, H, D, D], one a layer
-    parents: Tensor | None = None
-    turn: int = 0
-
-    @classmethod
-    def random(cls, B: int, N: int, layers: int, parents: list[int] | None = None) -> Workload:
-        rng = torch.Generator().manual_seed(0)
-        q, k, v = (torch.randn(B, N, HEADS, WIDTH, generator=rng) for _ in range(3))
-        g, beta = -torch.rand(B, N, HEADS, generator=rng), torch.rand(B, N, HEADS, generator=rng)
-        states = [torch.randn(B, HEADS, WIDTH, WIDTH, generator=rng) for _ in range(layers)]
-        tree = None if parents is None else torch.tensor([parents] * B, dtype=torch.int32)
-        return cls((q, k, v, g, beta), states, tree)
-
-    def next_layer(self) -> int:
-        self.turn = (self.turn + 1) % len(self.states)
-        return self.turn
-
-    def verify(self, layer: int, strategy: str = "exact", **how: Any) -> tuple[Tensor, Factors]:
-        return ops.verify(
-            *self.tokens,
-            state=self.states[layer],
-            parents=self.parents,
-            qk_l2norm=True,
-            strategy=strategy,
-            **how,
-        )
-
-    def expected(self, layer: int) -> tuple[Tensor, Factors]:
-        return reference.verify(
-            *self.tokens, state=self.states[layer], parents=self.parents, qk_l2norm=True, dtype=torch.float64
-        )
-
-
-def require(actual: Tensor, expected: Tensor, what: str) -> None:
-    """Relative error below 1e-5: some hundred float32 roundings, far from any real mistake."""
-    error = float((actual.double() - expected).norm() / expected.norm())
-    if not error < 1e-5:
-        raise SystemExit(
-            f"{what}: relative error {error:.2e} against the float64 reference, nothing is timed"
-        )
-
-
-class DecodeSteps:
-    """Decoding one token a call, each with the deferred commit of the layer's previous token."""
-
-    def __init__(self, work: Workload) -> None:
-        self.work = work
-        self.states = [state.clone() for state in work.states]
-        self.pending: list[Pending | None] = [None] * len(self.states)
-        self.turn = 0
-        self.singles = [tuple(t[:, i : i + 1] for t in work.tokens) for i in range(work.tokens[0].shape[1])]
-
-    def step(self, token: int, layer: int) -> Tensor:
-        out, factors = ops.verify(
-            *self.singles[token],
-            state=self.states[layer],
-            pending=self.pending[layer],
-            qk_l2norm=True,
-            strategy="exact",
-        )
-        self.pending[layer] = Pending(factors)
-        return out
-
-    def run(self) -> None:
-        """As many calls as there are tokens, each on the next layer, as a model makes them."""
-        for token in range(len(self.singles)):
-            self.turn = (self.turn + 1) % len(self.states)
-            self.step(token, self.turn)
-
-    def check(self, expected: Tensor) -> None:
-        outs = [self.step(token, 0) for token in range(len(self.singles))]
-        require(torch.cat(outs, dim=1), expected, "decode steps")
-        self.pending[0] = None
+DRAFT = 8
 
 
 def huggingface() -> Callable[..., tuple[Tensor, Tensor]] | None:
@@ -222,7 +98,7 @@ def headline_rows(seconds: float) -> list[dict[str, Any]]:
 
         require(run_peer(0), want, "torch_recurrent_gated_delta_rule")
         functions["hf"] = lambda: run_peer(work.next_layer())
-    us = interleaved(functions, seconds, libraries=True)
+    us = interleaved(functions, seconds, layers=LAYERS, libraries=True)
 
     def row(name: str, ours: str, other: str, moved: int) -> dict[str, Any]:
         return {
@@ -287,7 +163,7 @@ def layer_row(seconds: float) -> dict[str, Any]:
     want, _ = parts(0)
     if not torch.equal(out, want):
         raise SystemExit("verify_layer: not bit-equal to its parts, nothing is timed")
-    us = interleaved({"fused": in_turn(fused), "parts": in_turn(parts)}, seconds)
+    us = interleaved({"fused": in_turn(fused), "parts": in_turn(parts)}, seconds, layers=LAYERS)
     moved = bytes_of(states[0], windows[0], wide, conv_weight, out, *factors)
     return {
         "name": "layer_vs_parts",
@@ -307,10 +183,8 @@ def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
     """Times the strategies and `auto` on one shape. `ratio` is the best one's time over auto's."""
     layers = max(1, LAYERS // B)  # the same 48 MiB at every batch size
     work = Workload.random(B, N, layers, binary_tree(N) if shape == "tree" else None)
+    one = work.row()  # one row suffices: that rows do not depend on each other has its own tests
     for strategy in STRATEGIES:
-        # One row suffices: that rows do not depend on each other has its own tests.
-        one = Workload(tuple(t[:1] for t in work.tokens), [work.states[0][:1]], None)
-        one.parents = None if work.parents is None else work.parents[:1]
         require(one.verify(0, strategy)[0], one.expected(0)[0], f"{strategy} B={B} N={N} {shape}")
 
     def timed(strategy: str) -> Callable[[], object]:
@@ -318,7 +192,7 @@ def strategy_row(B: int, N: int, shape: str, seconds: float) -> dict[str, Any]:
 
     # On a chain hybrid is serial, by another name.
     strategies = STRATEGIES if shape == "tree" else ("serial", "solve")
-    us = interleaved({name: timed(name) for name in (*strategies, "auto")}, seconds)
+    us = interleaved({name: timed(name) for name in (*strategies, "auto")}, seconds, layers=layers)
     winner = min(strategies, key=lambda name: us[name])
     out, factors = work.verify(0)
     moved = bytes_of(work.states[0], *work.tokens, out, *factors)

@@ -10,7 +10,6 @@ neither the memory nor the write that keeping it took is counted.
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from measure import SPECLA, TINY, Heads, Layers, Options, finish, measure, options, require, table
 
 from specdec import ops
+from specdec.bench.trees import grow, paths_of
 from specdec.ops import Pending
 
 SHAPES = ((2, 4, 8), (2, 8, 16), (2, 12, 16), (4, 4, 16), (4, 4, 32), (4, 8, 64))  # top-k, depth, nodes
@@ -27,42 +27,6 @@ PAPER = {
     (2, 12, 16): {"serial": 1.31, "solve": 0.58, "hybrid": 2.20},
     (4, 4, 32): {"serial": 4.74, "solve": 3.47, "hybrid": 7.11},
 }
-
-
-def grow(top_k: int, depth: int, nodes: int) -> list[int]:
-    """Parents of a tree that a drafter could have grown: the best `nodes` of random log-probabilities.
-
-    A chain of the full depth comes first, so that the tree is as deep as its name says; then always the best
-    child of any node, at most `top_k` a node. Parents come before their children.
-    """
-    rng = random.Random(f"{top_k} {depth} {nodes}")
-    parents, depths, scores, children = [-1], [1], [0.0], [0]
-
-    def append(parent: int, score: float) -> None:
-        parents.append(parent)
-        depths.append(depths[parent] + 1)
-        scores.append(score)
-        children.append(0)
-        children[parent] += 1
-
-    while depths[-1] < depth and len(parents) < nodes:
-        append(len(parents) - 1, scores[-1] - rng.expovariate(2.0))
-    while len(parents) < nodes:
-        open_nodes = [i for i in range(len(parents)) if depths[i] < depth and children[i] < top_k]
-        parent = max(open_nodes, key=lambda i: scores[i] - children[i])
-        append(parent, scores[parent] - children[parent] - rng.expovariate(1.0))
-    return parents
-
-
-def paths_of(parents: list[int]) -> list[list[int]]:
-    """Nodes from the root to each leaf."""
-    paths = []
-    for leaf in sorted(set(range(len(parents))) - set(parents)):
-        path = [leaf]
-        while parents[path[-1]] >= 0:
-            path.append(parents[path[-1]])
-        paths.append(path[::-1])
-    return paths
 
 
 def tree_rows(heads: Heads, shape: tuple[int, int, int], run: Options) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ class Run:
         accepted: draft tokens accepted.
         accept_seconds: what deciding about drafts and choosing tokens took of the time; None where it was not
             measured apart.
+        verify_seconds: the same of the target's forward passes.
     """
 
     tokens: list[list[int]]
@@ -44,6 +45,7 @@ class Run:
     drafted: int
     accepted: int
     accept_seconds: float | None = None
+    verify_seconds: float | None = None
 
 
 class Contender(Protocol):
@@ -133,6 +135,7 @@ class MethodContender:
             stats.drafted,
             stats.accepted,
             stats.seconds.accept,
+            stats.seconds.verify,
         )
 
     def differences(self, prompts: Tokens, known: Tokens, got: Tokens) -> list[tuple[int, int]]:

@@ -163,17 +163,13 @@ def _row(
     if kind is not None:
         row["kind"] = kind
     runs = [m.runs[i] for i in chosen]
-    ratios = [
-        [_rate(ours) / _rate(theirs) for ours, theirs in zip(m.runs[i], baseline.runs[i], strict=True)]
-        for i in chosen
-    ]
     every = [run for unit_runs in runs for run in unit_runs]
     rounds, drafted = sum(r.rounds for r in every), sum(r.drafted for r in every)
     row["tokens_per_second"] = _geometric_mean(median(map(_rate, unit_runs)) for unit_runs in runs)
     row["rounds_per_second"] = _geometric_mean(
         median(r.rounds / r.seconds for r in unit_runs) for unit_runs in runs
     )
-    row["speedup"] = None if m.mismatches else _geometric_mean(map(median, ratios))
+    row["speedup"] = None if m.mismatches else speedup_of(m, baseline, chosen)
     row["mean_accepted_length"] = sum(r.emitted for r in every) / rounds
     row["drafted"] = drafted  # in all runs
     row["acceptance_rate"] = sum(r.accepted for r in every) / drafted if drafted else 0.0
@@ -182,6 +178,16 @@ def _row(
     row["acceptance_share"] = sum(deciding) / sum(r.seconds for r in every) if measured_apart else None
     row["tokens_match"] = not m.mismatches if m.compared else None
     return row
+
+
+def speedup_of(m: Measured, baseline: Measured, chosen: Iterable[int]) -> float:
+    """Over the chosen units: the median of the ratios to the baseline's run of the same turn, and the
+    geometric mean of these medians.
+    """
+    return _geometric_mean(
+        median(_rate(ours) / _rate(theirs) for ours, theirs in zip(m.runs[i], baseline.runs[i], strict=True))
+        for i in chosen
+    )
 
 
 def _rate(run: Run) -> float:

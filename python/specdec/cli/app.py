@@ -214,9 +214,11 @@ def generate(
 
 
 @app.command(
-    epilog="Example: specdec bench --drafter ngram,oracle --oracle-p 0.8 --json out.json --plot out.png"
+    epilog="Example: specdec bench --drafter ngram,oracle --oracle-p 0.8 --json out.json --plot out.png\n\n"
+    "Example: specdec bench --study specla --out docs/results"
 )
 def bench(
+    context: typer.Context,
     methods: Annotated[
         str,
         typer.Option(
@@ -258,8 +260,49 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the speedups here (PNG, SVG or PDF).", show_default=False)
     ] = None,
+    study: Annotated[
+        str | None,
+        typer.Option(
+            help="A fixed set of measurements instead, with a report in files. specla: controlled "
+            "acceptance, tree verification, commits and the ablations of decoding. Of the other options it "
+            "takes --quick, --out, --json, --model, --prompts, --drafter (those to compare) and --dtype.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --study: small sizes and few repeats, a minute or two.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="With --study: the directory of its JSON, Markdown and plots.")
+    ] = Path("docs/results"),
 ) -> None:
     """Compare methods on the same prompts, interleaved in one process; exit 1 where greedy tokens differ."""
+    given = [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if study is not None:
+        from specdec.cli import study as study_command
+
+        raise typer.Exit(
+            study_command.run(
+                study_command.Options(
+                    study=study,
+                    given=given,
+                    quick=quick,
+                    out=out,
+                    json=json,
+                    model=model,
+                    prompts=prompts,
+                    drafters=drafter if "drafter" in given else None,
+                    dtype=dtype.value,
+                )
+            )
+        )
+    for name in ("quick", "out"):
+        if name in given:
+            raise ValueError(f"--{name}: only a --study takes it")
     from specdec.cli import bench as command
 
     options = command.Options(

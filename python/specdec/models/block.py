@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec import ops
 from specdec.cache import DecodingCache, LayerFactors, LayerSpec, PendingRound, Steps
 from specdec.models.config import GatedDeltaNetConfig
+from specdec.models.solving import solve_layer
 
 
 def layer_spec(config: GatedDeltaNetConfig) -> LayerSpec:
@@ -42,6 +43,8 @@ class GatedDeltaNetBlock:
         c = self._config = config
         self._eps = c.norm_eps
         self._scale = float(c.head_k_dim**-0.5)
+        # Bounds of what the projections make side by side: q k v, then the gate; a and b are last.
+        self._channels, self._gated = c.conv_dim, c.conv_dim + c.value_dim
         self._mixer_norm = get("attn_norm.weight").float()
         # q, k, v, output gate, a, b along the output dimension
         names = (*"qkv", *(["g"] if c.use_gate else []), *"ab")
@@ -111,6 +114,7 @@ class GatedDeltaNetBlock:
         lengths: Tensor | None,
         pending: PendingRound | None,
         prefix: Steps | None,
+        strategy: str = "exact",
     ) -> tuple[Tensor, Tensor, LayerFactors]:
         """Runs chains or trees of tokens over the state, which changes by what is pending alone.
 
@@ -120,13 +124,15 @@ class GatedDeltaNetBlock:
             layer: this block's number in it.
             slots, parents, lengths, prefix: as for `CausalLM.forward`.
             pending: what the cache handed out for these slots.
+            strategy: of `ops.verify_layer`, or "solve".
 
         Returns:
             The residual stream after the block, [B, N, D], the recurrence's output, [B, N, HV, DV], and the
             factors to commit.
         """
         mixed, gate, a, b = self._project(x)
-        o, factors = ops.verify_layer(
+        verify_layer = solve_layer if strategy == "solve" else ops.verify_layer
+        o, factors = verify_layer(
             mixed,
             a,
             b,
@@ -145,18 +151,16 @@ class GatedDeltaNetBlock:
             prefix=None if prefix is None else prefix.recurrent(layer),
             prefix_mixed=None if prefix is None else prefix.mixed(layer),
             scale=self._scale,
+            strategy=strategy,
         )
         return self._finish(x, o, gate), o, LayerFactors(factors, mixed)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """All input projections: (q k v) [B, N, C], gate [B, N, HV * DV] or None, a and b [B, N, HV]."""
-        c = self._config
+        heads = self._config.num_v_heads
         y = ops.rms_norm_linear(x, self._mixer_norm, self._eps, self._projections)
-        channels = c.conv_dim
-        gate = y[..., channels : channels + c.value_dim] if c.use_gate else None
-        a = y[..., -2 * c.num_v_heads : -c.num_v_heads]
-        b = y[..., -c.num_v_heads :]
-        return y[..., :channels], gate, a, b
+        gate = y[..., self._channels : self._gated] if self._config.use_gate else None
+        return y[..., : self._channels], gate, y[..., -2 * heads : -heads], y[..., -heads:]
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, N, C] -> q, k [B, N, HK, DK] and v [B, N, HV, DV], as views."""

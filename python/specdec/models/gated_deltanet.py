@@ -21,6 +21,7 @@ from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.features import Feature, FeatureTap
+from specdec.ops.strategy import STRATEGIES
 
 
 class GatedDeltaNetForCausalLM:
@@ -48,6 +49,7 @@ class GatedDeltaNetForCausalLM:
             raise ValueError(f"dtype: got {dtype}, want torch.float32 or torch.bfloat16")
         self.config = config
         self.dtype = dtype
+        self._strategy = "exact"
         embeddings = weights["model.embeddings.weight"]
         self._embeddings = embeddings.to(dtype)
         self._head = ops.pack_weight(embeddings if config.tie_word_embeddings else weights["lm_head.weight"])
@@ -110,6 +112,23 @@ class GatedDeltaNetForCausalLM:
         part._layers = self._layers[:count]
         part.source = None
         return part
+
+    def with_strategy(self, strategy: str) -> GatedDeltaNetForCausalLM:
+        """This model with a fixed strategy of verification, for studies. The weights are shared.
+
+        Args:
+            strategy: "serial" or "hybrid"; "exact", which every model starts with: the faster of the two by
+                the measured table; or "solve", whose rounding is not that of decoding, so that texts may part
+                at near-ties.
+
+        Raises:
+            ValueError: there is no such strategy.
+        """
+        if strategy not in ("exact", *STRATEGIES):
+            raise ValueError(f"strategy: got {strategy!r}, want 'exact', 'serial', 'hybrid' or 'solve'")
+        fixed = copy(self)
+        fixed._strategy = strategy
+        return fixed
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
@@ -178,6 +197,7 @@ class GatedDeltaNetForCausalLM:
                 lengths=lengths,
                 pending=pending,
                 prefix=prefix,
+                strategy=self._strategy,
             )
             factors.append(made)
             if tap is not None:

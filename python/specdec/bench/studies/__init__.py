@@ -1,0 +1,1 @@
+"""Studies: measurements of several parts with one report, behind `specdec bench --study`."""

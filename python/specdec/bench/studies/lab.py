@@ -1,0 +1,184 @@
+"""What the parts of a study share: the model, the prompts, and runs that are compared with plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.acceptance.params import SamplingParams
+from specdec.bench.contenders import BASELINE, Contender, MethodContender
+from specdec.bench.harness import Measured, Unit, measure, speedup_of
+from specdec.bench.prompts import Prompt, groups_of
+from specdec.methods import DrafterSpec, MethodOptions, load_drafter_model
+from specdec.models.base import CausalLM
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.recurrent_drafter import RecurrentDrafterModel
+from specdec.models.tokenizer import Tokenizer
+
+Step = Callable[[str], None]  # told what was measured
+
+
+def after(prefix: str, step: Step) -> Step:
+    """`step` with a prefix before what it is told."""
+    return lambda text: step(f"{prefix}, {text}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A way to decode that is compared with plain decoding.
+
+    Attributes:
+        name: in tables.
+        drafter: its drafter.
+        max_draft: most draft tokens a round.
+        adaptive: draft only what pays.
+        commit: "deferred" or "eager".
+        strategy: of verification; "exact" is what a model does by itself.
+    """
+
+    name: str
+    drafter: DrafterSpec
+    max_draft: int = 16
+    adaptive: bool = True
+    commit: str = "deferred"
+    strategy: str = "exact"
+
+
+class Lab:
+    """A loaded target, its prompts and its drafters' models.
+
+    Args:
+        model: the target.
+        tokenizer: of the target.
+        prompts: texts to continue.
+        drafters: names of the drafters to compare, as `--drafter` takes them.
+        quick: few prompts and repeats: does it run?
+    """
+
+    def __init__(
+        self,
+        model: GatedDeltaNetForCausalLM,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        drafters: Sequence[str],
+        *,
+        quick: bool = False,
+    ) -> None:
+        self.model = model
+        self.drafters = tuple(drafters)
+        self.quick = quick
+        self._prompts = list(prompts)
+        self._tokenizer = tokenizer
+        self._drafter_models: dict[DrafterSpec, CausalLM | RecurrentDrafterModel | None] = {}
+
+    def units(self, batch: int, each: int) -> list[Unit]:
+        """Batches of prompts of one kind, at most `each` of every kind (with --quick one)."""
+        groups: dict[str, list[list[Prompt]]] = {}
+        for group in groups_of(self._prompts, batch):
+            groups.setdefault(group[0].kind, []).append(group)
+        chosen = [group for of_kind in groups.values() for group in of_kind[: 1 if self.quick else each]]
+        return [
+            Unit(g[0].kind, [p.name for p in g], [self._tokenizer.encode(p.prompt) for p in g])
+            for g in chosen
+        ]
+
+    def unavailable(self, drafter: DrafterSpec) -> str | None:
+        """Why a drafter cannot be had for this target; None where it can."""
+        try:
+            self._drafter_model(drafter)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def compare(
+        self,
+        entries: Sequence[Entry],
+        units: Sequence[Unit],
+        *,
+        batch: int,
+        count: int,
+        repeats: int,
+        step: Step,
+    ) -> list[dict[str, Any]]:
+        """Times entries and plain decoding in turn, greedily; a row an entry.
+
+        `speedup` is the median over the turns of the ratio to plain decoding in the same turn, and its
+        geometric mean over the units. It is given also where tokens differ, which `different_tokens` counts
+        (of `compared_tokens`).
+        """
+        contenders: list[Contender] = [self._contender(None, batch)]
+        contenders += [self._contender(entry, batch) for entry in entries]
+        measured = measure(
+            contenders,
+            units,
+            count=count,
+            repeats=repeats,
+            greedy=True,
+            progress=step,
+        )
+        baseline = measured[0]
+        known = [runs[0].tokens for runs in baseline.runs]
+        plain = sum(r.seconds for u in baseline.runs for r in u) / sum(
+            r.rounds for u in baseline.runs for r in u
+        )
+        return [
+            {"name": entry.name, "batch": batch, "plain_seconds_per_round": plain}
+            | _summary(m, baseline, known)
+            for entry, m in zip(entries, measured[1:], strict=True)
+        ]
+
+    def _contender(self, entry: Entry | None, batch: int) -> MethodContender:
+        sampling = SamplingParams(0.0, seed=0)
+        if entry is None:
+            options = MethodOptions(slots=batch)
+            return MethodContender(
+                BASELINE, None, self.model, options, sampling=sampling, dtype=self.model.dtype
+            )
+        options = MethodOptions(
+            slots=batch,
+            commit="eager" if entry.commit == "eager" else "deferred",
+            max_draft=entry.max_draft,
+            adaptive=entry.adaptive,
+        )
+        return MethodContender(
+            "specla",
+            entry.drafter,
+            self.model if entry.strategy == "exact" else self.model.with_strategy(entry.strategy),
+            options,
+            sampling=sampling,
+            dtype=self.model.dtype,
+            drafter_model=self._drafter_model(entry.drafter),
+        )
+
+    def _drafter_model(self, drafter: DrafterSpec) -> CausalLM | RecurrentDrafterModel | None:
+        """Loaded once; None for drafters without a model."""
+        if drafter not in self._drafter_models:
+            self._drafter_models[drafter] = (
+                load_drafter_model(drafter, self.model, dtype=self.model.dtype) if drafter.has_model else None
+            )
+        return self._drafter_models[drafter]
+
+
+def _summary(m: Measured, baseline: Measured, known: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
+    runs = [run for unit in m.runs for run in unit]
+    rounds, drafted = sum(r.rounds for r in runs), sum(r.drafted for r in runs)
+    verify = [r.verify_seconds for r in runs if r.verify_seconds is not None]
+    wrong = [
+        sum(x != y for x, y in zip(a, b, strict=True))
+        for texts, unit in zip(known, m.runs, strict=True)
+        for run in unit
+        for a, b in zip(texts, run.tokens, strict=True)
+    ]
+    return {
+        "speedup": speedup_of(m, baseline, range(len(m.runs))),
+        "tokens_per_round": sum(r.emitted for r in runs) / rounds,
+        "drafted": drafted,
+        "acceptance_rate": sum(r.accepted for r in runs) / drafted if drafted else 0.0,
+        "verify_seconds_per_round": sum(verify) / rounds,
+        "seconds_per_round": sum(r.seconds for r in runs) / rounds,
+        "different_tokens": sum(wrong),
+        "different_texts": sum(count > 0 for count in wrong),
+        "compared_texts": len(wrong),
+        "compared_tokens": sum(len(text) for unit in m.runs for run in unit for text in run.tokens),
+    }

@@ -1,0 +1,124 @@
+"""`specdec bench --study`: a fixed set of measurements with a report in files."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from specdec.bench.machine import describe
+from specdec.bench.prompts import load_prompts
+from specdec.bench.studies import specla
+from specdec.bench.studies.lab import Lab
+from specdec.cli.errors import as_option, note
+from specdec.cli.progress import unit_progress
+from specdec.models import load_model, load_tokenizer
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
+MISMATCH = 1
+PIPE_WIDTH = 160  # columns where stdout is no terminal
+DRAFTERS = ("ngram", "adapted", "adapted+ngram", "exit:2")
+TAKES = ("study", "quick", "out", "json", "model", "prompts", "drafter", "dtype")  # options of a study
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options, named as on the command line.
+
+    Attributes:
+        given: those that the user gave, by parameter name.
+        drafters: names of the drafters, comma-separated; None for `DRAFTERS`.
+    """
+
+    study: str
+    given: Sequence[str]
+    quick: bool
+    out: Path
+    json: Path | None
+    model: str
+    prompts: Path | None
+    drafters: str | None
+    dtype: str
+
+
+def run(options: Options) -> int:
+    """Runs the command; returns the exit code: 0, or 1 where tokens differ that may not."""
+    if options.study != specla.NAME:
+        raise ValueError(f"--study: got {options.study!r}, want {specla.NAME}")
+    _refuse_others(options.given)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--study: needs matplotlib (the package's extra 'plot')")
+    for name, path in (("--out", options.out), ("--json", options.json)):
+        _check_writable(name, path, directory=name == "--out")
+    try:
+        prompts = load_prompts(options.prompts)
+    except ValueError as error:
+        raise as_option(error) from None
+    model = load_model(options.model, dtype=getattr(torch, options.dtype))
+    if not isinstance(model, GatedDeltaNetForCausalLM):
+        raise ValueError(f"--model: got {options.model}, want a Gated DeltaNet for a study")
+    drafters = DRAFTERS if options.drafters is None else options.drafters.split(",")
+    names = [name.strip() for name in drafters if name.strip()]
+    lab = Lab(model, load_tokenizer(options.model), prompts, names, quick=options.quick)
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    machine, about = describe(), f"{options.model}, {options.dtype}, {len(prompts)} prompts, greedy."
+    if options.quick:
+        about += " Quick: small sizes and few repeats, to see that it runs; the figures say little."
+    console.print(f"{machine}\n{about}")
+    report = specla.Report(options.out, options.json, machine=machine, command=_command(options), about=about)
+    every = 25  # runs, where there is no bar, a line on stderr
+    with unit_progress(-(-sum(specla.steps(lab).values()) // every), every) as advance:
+        written = specla.run(lab, report, advance, console)
+    console.print("\n" + "\n".join(f"written: {path}" for path in written))
+    for mismatch in report.mismatches:
+        note(mismatch)
+    return MISMATCH if report.mismatches else 0
+
+
+def _refuse_others(given: Iterable[str]) -> None:
+    """A study says itself what it measures: an option that would change nothing is an error."""
+    for name in given:
+        if name not in TAKES:
+            wanted = ", ".join(f"--{option}" for option in TAKES[1:])
+            raise ValueError(f"--{name.replace('_', '-')}: a study takes none, only {wanted}")
+
+
+def _check_writable(name: str, path: Path | None, *, directory: bool) -> None:
+    """What would only fail after the measurement is refused before it."""
+    if path is None:
+        return
+    if directory and path.exists() and not path.is_dir():
+        raise ValueError(f"{name}: cannot write {path} (not a directory)")
+    try:
+        (path if directory else path.parent).mkdir(parents=True, exist_ok=True)
+        with (path / ".specdec" if directory else path).open("ab"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{name}: cannot write {path} ({error.strerror})") from None
+    if directory:
+        (path / ".specdec").unlink()
+
+
+def _command(options: Options) -> list[str]:
+    """What to type to have it again."""
+    command = ["specdec", "bench", "--study", options.study]
+    values = {
+        "--quick": options.quick,
+        "--out": options.out,
+        "--json": options.json,
+        "--model": options.model,
+        "--prompts": options.prompts,
+        "--drafter": options.drafters,
+        "--dtype": options.dtype,
+    }
+    for option, value in values.items():
+        if option[2:] in options.given and value:
+            command += [option] if value is True else [option, str(value)]
+    return command

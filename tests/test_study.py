@@ -1,0 +1,268 @@
+"""`specdec bench --study specla`: plumbing and arithmetic, on tiny sizes; never times."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import specdec
+from specdec.bench.operators import Workload
+from specdec.bench.studies import acceptance, commits, decoding, specla, tree_verification
+from specdec.bench.studies.lab import Lab
+from specdec.bench.studies.section import Section
+from specdec.bench.timing import interleaved
+from specdec.bench.trees import grow, paths_of
+from specdec.cli.app import app
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+
+PROMPTS = [
+    {"kind": "edit", "name": "a", "prompt": "def add(a, b):\n    return a + b\n\n\ndef add(a, b"},
+    {"kind": "edit", "name": "b", "prompt": "x = 1\nx = 1\nx ="},
+]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """One quick run of the whole command, and what it wrote."""
+    folder = tmp_path_factory.mktemp("study")
+    prompts = folder / "prompts.json"
+    prompts.write_text(json.dumps(PROMPTS))
+    out = folder / "new" / "results"
+    arguments = ["--study", "specla", "--quick", "--out", str(out), "--prompts", str(prompts)]
+    return out, invoke(*arguments, "--drafter", "ngram,exit:2,exit:99,nonsense")
+
+
+def test_writes_json_page_and_plots(study: tuple[Path, Result]) -> None:
+    out, result = study
+    assert result.exit_code == 0, result.output
+    names = {"specla.json", "specla.md", *(f"specla-{part}.png" for part in specla.PARTS)}
+    assert {path.name for path in out.iterdir()} == names
+    assert all((out / name).read_bytes()[:4] == b"\x89PNG" for name in names if name.endswith("png"))
+
+
+def test_json_says_machine_and_command_and_has_every_part(study: tuple[Path, Result]) -> None:
+    found = json.loads((study[0] / "specla.json").read_text())
+    assert "torch" in found["machine"]
+    assert found["command"].startswith("specdec bench --study specla --quick --out ")
+    assert found["command"].endswith("--drafter ngram,exit:2,exit:99,nonsense")
+    grid = found["acceptance"]["rows"]
+    assert {(row["p"], row["n"]) for row in grid} == {(p, n) for p in (0.5, 1.0) for n in (1, 4)}
+    sure = next(row for row in grid if (row["p"], row["n"]) == (1.0, 4))
+    assert sure["acceptance_rate"] == 1.0
+    assert sure["expected_tokens"] == 5.0
+    assert all(row["different_tokens"] == 0 for row in grid)
+    assert {tuple(row[k] for k in ("top_k", "depth", "nodes")) for row in found["trees"]["rows"]} == set(
+        tree_verification.SHAPES
+    )
+    assert all(row["us"].keys() == {"verify", *commits.WAYS} for row in found["commits"]["rows"])
+    names = [row["name"] for row in found["decoding"]["rows"]]
+    assert {"ngram", "exit:2", "tree, pruned", "hybrid, tree 4,2,1, 16 nodes", "eager, chain of 8"} <= set(
+        names
+    )
+    exact = [row for row in found["decoding"]["rows"] if "solve" not in row["name"]]
+    assert all(row["different_tokens"] == 0 for row in exact)
+
+
+def test_what_is_not_available_is_said_and_left_out(study: tuple[Path, Result]) -> None:
+    page = (study[0] / "specla.md").read_text()
+    skipped = json.loads((study[0] / "specla.json").read_text())["decoding"]["skipped"]
+    assert [why.partition(":")[0] for why in skipped] == ["exit", "nonsense"]
+    assert all(why in page for why in skipped)
+
+
+def test_page_has_the_numbers_that_were_printed(study: tuple[Path, Result]) -> None:
+    out, result = study
+    page = (out / "specla.md").read_text()
+    found = json.loads((out / "specla.json").read_text())
+    assert found["machine"] in page
+    assert found["command"] in page
+    shown = set(result.output.split())
+    for line in page.splitlines():
+        if line.startswith("| ") and "---" not in line:
+            for cell in line.strip("| ").split(" | "):
+                assert set(cell.split()) <= shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--study", "other"], "--study: got 'other', want specla"),
+        (["--study", "specla", "--batch", "4"], "--batch: a study takes none, only --quick"),
+        (["--study", "specla", "--max-draft", "4"], "--max-draft: a study takes none"),
+        (["--study", "specla", "--prompts", "missing.json"], "--prompts: missing.json cannot be read"),
+        (["--quick"], "--quick: only a --study takes it"),
+        (["--out", "somewhere"], "--out: only a --study takes it"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert f"specdec: error: {message}" in result.stderr
+
+
+def test_out_must_be_a_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    result = invoke("--study", "specla", "--out", str(file))
+    assert result.exit_code == 2
+    assert "--out: cannot write" in result.stderr
+    assert file.read_text() == "kept"
+
+
+def test_steps_are_as_many_as_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(specdec.load_model("gdn-code"), specdec.load_tokenizer("gdn-code"), [], [], quick=True)
+    told: list[str] = []
+    commits.measure(lab, told.append)
+    assert len(told) == commits.steps(lab)
+
+
+# --- arithmetic ---
+
+
+def grid_row(p: float, n: int, speedup: float, predicted: float) -> dict[str, float]:
+    expected = n + 1.0
+    return {
+        "p": p,
+        "n": n,
+        "speedup": speedup,
+        "predicted_speedup": predicted,
+        "expected_tokens": expected,
+        "tokens_per_round": expected,
+        "predicted_round_cost": expected / predicted,
+        "round_cost": expected / speedup,
+    }
+
+
+def test_break_even_is_where_the_curve_stays_above_one() -> None:
+    rows = [grid_row(p, 4, s, 1.0) for p, s in ((0.5, 0.8), (0.6, 1.1), (0.7, 0.9), (0.8, 1.1))]
+    assert acceptance.break_even(rows, 4, "speedup") == pytest.approx(0.75)
+    assert acceptance.break_even(rows[:3], 4, "speedup") is None
+    assert acceptance.break_even(rows, 4, "predicted_speedup") == 0.5
+
+
+def test_account_says_where_every_length_gains_and_what_the_difference_is() -> None:
+    rows = [grid_row(0.6, 1, 0.9, 1.0), grid_row(0.6, 4, 0.7, 1.0)]
+    rows += [grid_row(0.8, 1, 1.2, 1.2), grid_row(0.8, 4, 1.6, 2.0)]
+    text = " ".join(acceptance.account({"rows": rows}))
+    assert "below 0.7 from 0.70x to 0.90x; every length gains from p = 0.8 on" in text
+    assert "at least 0.70x (p = 0.6, n = 4) and at most 1.60x (p = 0.8, n = 4)" in text
+    assert "Measured over predicted speedup: 0.70 to 1.00" in text
+    assert "tokens a round over E, 1.00 to 1.00" in text
+
+
+def test_round_times_lie_on_a_line_of_what_is_folded_in() -> None:
+    times = acceptance.RoundTimes({0: (10.0, 10.0), 4: (20.0, 28.0)})
+    assert times(0, 1.0) == 10.0
+    assert [times(4, folded) for folded in (1.0, 3.0, 5.0)] == [20.0, 24.0, 28.0]
+
+
+def test_parts_of_one_thing_are_timed_one_by_one_and_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def takes(seconds: float) -> Any:
+        def run() -> None:
+            nonlocal now
+            now += seconds
+
+        return run
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(time, "thread_time", clock)
+    us = interleaved({"one": takes(3e-6), "two": [takes(1e-6), takes(5e-6)]}, 0.0, layers=1)
+    assert us == pytest.approx({"one": 3.0, "two": 6.0})
+
+
+# --- operators ---
+
+
+def test_replays_give_what_the_tree_gives() -> None:
+    parents = grow(2, 4, 8)
+    paths = paths_of(parents)
+    work = Workload.random(1, 8, 2, parents, width=64)
+    out, _ = work.verify(1)
+    before = work.states[1].clone()
+    for replay in (tree_verification.PathReplay(work, paths), tree_verification.DecodeReplay(work, paths)):
+        for path, got in zip(paths, replay.outputs(1), strict=True):
+            assert torch.equal(got, out[:, path])
+        calls = replay.calls()
+        assert len(calls) == (
+            len(paths) if isinstance(replay, tree_verification.PathReplay) else sum(map(len, paths))
+        )
+        work.turn = 0
+        for call in calls:
+            call()
+        assert work.turn == 1
+    assert torch.equal(work.states[1], before)
+
+
+def test_commits_that_leave_another_state_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = commits.Rounds(Workload.random(1, commits.NODES, 1, width=64))
+    rounds._check(3)
+    monkeypatch.setattr(commits.ops, "prefill", lambda *_, **__: None)
+    with pytest.raises(RuntimeError, match="commit, prefill: relative error"):
+        rounds._check(3)
+
+
+def test_trees_differ_by_seed() -> None:
+    assert grow(4, 4, 32, seed=0) == grow(4, 4, 32)
+    assert len({tuple(grow(4, 4, 32, seed=seed)) for seed in range(4)}) == 4
+
+
+@pytest.fixture(scope="module")
+def model() -> GatedDeltaNetForCausalLM:
+    loaded = specdec.load_model("gdn-code")
+    assert isinstance(loaded, GatedDeltaNetForCausalLM)
+    return loaded
+
+
+def rounds_of(model: GatedDeltaNetForCausalLM) -> list[torch.Tensor]:
+    """Logits of two rounds of two trees, the second with a pending path, and of a step below a prefix."""
+    cache = model.new_cache(2)
+    model.prefill([[0, 300, 301], [0, 17]], cache=cache, slots=[0, 1])
+    slots = torch.tensor([0, 1], dtype=torch.int32)
+    tokens = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    parents = torch.tensor([[-1, 0, 0, 2], [-1, 0, 1, 1]], dtype=torch.int32)
+    first, factors = model.forward(tokens, cache=cache, slots=slots, parents=parents)
+    path = torch.tensor([[0, 2, 3], [0, 1, 0]], dtype=torch.int32)
+    cache.defer(factors, path, torch.tensor([3, 2], dtype=torch.int32))
+    second, factors = model.forward(tokens, cache=cache, slots=slots, parents=parents)
+    steps = specdec.cache.Steps()
+    steps.extend(factors)
+    third, _ = model.forward(
+        tokens[:, :1], cache=cache, slots=slots, parents=parents[:, 3:].contiguous(), prefix=steps
+    )
+    return [first, second, third]
+
+
+def test_forced_strategies_compute_the_same(model: GatedDeltaNetForCausalLM) -> None:
+    plain = rounds_of(model)
+    for strategy in ("serial", "hybrid", "exact"):
+        assert all(map(torch.equal, rounds_of(model.with_strategy(strategy)), plain))
+    solved = rounds_of(model.with_strategy("solve"))
+    # float32 in another order: some hundred roundings of logits, through the layers.
+    assert all((a - b).norm() < 1e-4 * b.norm() for a, b in zip(solved, plain, strict=True))
+    assert not all(map(torch.equal, solved, plain))
+    with pytest.raises(ValueError, match="strategy: got 'fast', want 'exact', 'serial', 'hybrid' or 'solve'"):
+        model.with_strategy("fast")
+
+
+def test_section_is_the_same_in_both_forms() -> None:
+    section = Section("Title", ["Before."], ["a", "b"], [["x", "1.00x"]], ["After."])
+    assert section.markdown(2) == "## Title\n\nBefore.\n\n| a | b |\n| --- | ---: |\n| x | 1.00x |\n\nAfter."
+    assert decoding.sections({"rows": [], "skipped": ["y: none"]})[0].markdown(3).endswith("- y: none")
