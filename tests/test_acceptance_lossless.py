@@ -318,6 +318,17 @@ def test_a_second_child_by_the_first_is_exact(rule: str) -> None:
         assert error(biased.second_by_the_first(toy, independent, partial(walk, code)), toy) <= EXACT
 
 
+@pytest.mark.parametrize("rule", DRAWN)
+def test_a_pruned_tree_is_exact(rule: str) -> None:
+    """The growth of the drafters itself: how many children which node gets follows from the rows and from
+    what was drawn in the levels above.
+    """
+    code, independent = DRAWN[rule]
+    for toy in (Toy.random(51, SOFT, vocab=3), Toy.random(52, SOFT, vocab=3)):
+        rounds = biased.pruned_tree(toy, independent, partial(walk, code))
+        assert error(rounds, toy, length=2) <= EXACT
+
+
 # --- controls ---
 
 

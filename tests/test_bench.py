@@ -196,7 +196,9 @@ def test_command_exits_1_on_a_mismatch(tmp_path: Path, monkeypatch: pytest.Monke
     result = RUNNER.invoke(app, ["bench", *args, "--plot", str(tmp_path / "out.svg")])
     assert result.exit_code == 1
     assert result.stdout.count("mismatch") == 3
-    assert "specla (ngram): another token than autoregressive's at position 5 of edit/a" in result.stderr
+    assert (
+        "specla (adapted+ngram): another token than autoregressive's at position 5 of edit/a" in result.stderr
+    )
 
 
 def test_sampled_command_compares_nothing(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_text_and_panel_in_one_file_do_not_share_a_line(tmp_path: Path) -> None:
     with path.open("w") as both:
         command = [*COMMAND, "generate", PROMPT, "--max-new-tokens", "8"]
         subprocess.run(command, stdout=both, stderr=subprocess.STDOUT, env=ENVIRONMENT, check=True)
-    panel = next(line for line in path.read_text().splitlines() if "specla, ngram" in line)
+    panel = next(line for line in path.read_text().splitlines() if "specla, adapted+ngram" in line)
     assert panel.startswith("\u256d")  # the panel's corner
 
 
@@ -102,7 +102,7 @@ def test_json_schema_and_text(tokenizer: Tokenizer) -> None:
 def test_every_method_and_drafter_writes_the_same_greedy_text() -> None:
     plain = _json(PROMPT, "--max-new-tokens", "32", "--method", "autoregressive")
     assert plain["stats"]["drafted"] == 0
-    for drafter in ("ngram", "model:gdn-code", "oracle"):
+    for drafter in ("ngram", "adapted", "adapted+ngram", "model:gdn-code", "oracle"):
         for commit in ("deferred", "eager"):
             args = ["--max-new-tokens", "32", "--drafter", drafter, "--commit", commit]
             args += ["--oracle-p", "0.8"] if drafter == "oracle" else []
@@ -229,7 +229,7 @@ def test_what_decided_is_told_where_there_was_something_to_decide() -> None:
     assert (tree["acceptance"], tree["lossless"]) == ("traversal", True)
     plain = _json(*args, "--method", "autoregressive")
     assert (plain["acceptance"], plain["lossless"]) == (None, True)
-    panel = RUNNER.invoke(app, ["generate", "x", *args[1:]]).stderr
+    panel = RUNNER.invoke(app, ["generate", "x", *args[1:], "--drafter", "ngram"]).stderr
     assert re.search("acceptance +follow, but nothing was drafted", panel)
 
 
@@ -249,7 +249,7 @@ def test_the_panel_says_what_drawn_drafts_keep_and_that_they_did_not_pay() -> No
     [
         (["generate", "x", "--model", "nowhere"], ["nowhere", "gdn-code"]),
         (["generate", "x", "--method", "magic"], ["--method", "magic", "autoregressive", "specla"]),
-        (["generate", "x", "--drafter", "magic"], ["--drafter", "ngram", "model:DIR", "oracle"]),
+        (["generate", "x", "--drafter", "magic"], ["--drafter", "adapted", "model:DIR", "oracle"]),
         (["generate", "x", "--drafter", "model:nowhere"], ["--drafter: model 'nowhere'"]),
         (["generate", "x", "--drafter", "exit:10"], ["--drafter: got exit:10, want at most 9"]),
         (
@@ -308,7 +308,12 @@ def test_the_panel_says_what_drawn_drafts_keep_and_that_they_did_not_pay() -> No
             ["generate", "x", "--method", "autoregressive", "--temperature", "1", "--acceptance", "block"],
             ["--acceptance: got block, but no method here drafts"],
         ),
-        (["generate", "x", "--draft-tree", "2,2"], ["--draft-tree: got 2,2, but only", "exit:N"]),
+        (
+            ["generate", "x", "--drafter", "ngram", "--draft-tree", "2,2"],
+            ["--draft-tree: got 2,2, but only", "exit:N"],
+        ),
+        (["generate", "x", "--draft-tree", "2;2"], ["--draft-tree: got '2;2', want auto or"]),
+        (["generate", "x", "--drafter", "adapted:nowhere"], ["--drafter: nowhere", "config.json"]),
         (["generate", "x", "--oracle-p", "0.5"], ["--oracle-p: got 0.5, but only"]),
         (["generate", "x", "--logprobs", "-1", "--json"], ["--logprobs: got -1"]),
         (["generate", "x", "--logprobs", "2"], ["--logprobs", "--json"]),

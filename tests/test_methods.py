@@ -101,10 +101,17 @@ def test_adapted_drafters_by_name() -> None:
     spec = DrafterSpec.parse("adapted")
     assert (spec.name, spec.label, spec.tree, spec.model) == ("adapted", "adapted", "auto", "")
     assert DrafterSpec.parse("adapted:some/dir") == DrafterSpec("adapted", "some/dir", tree="auto")
+    combined = DrafterSpec.parse("adapted:some/dir+ngram")
+    assert combined == DrafterSpec("adapted", "some/dir", tree="auto", combined=True)
+    assert (combined.name, combined.label) == ("adapted:some/dir+ngram",) * 2
+    assert DrafterSpec.parse("adapted+ngram").combined
+    assert DrafterSpec.parse("model:some+ngram").model == "some+ngram"
+    assert combined.decided_by("speculative") == "follow"
     assert DrafterSpec.parse("adapted:some/dir", tree="2,1").label == "adapted:some/dir tree 2,1"
     assert DrafterSpec.parse("exit:2", tree="auto").label == "exit:2 tree auto"
-    with pytest.raises(ValueError, match="got 'adapted:', want one of"):
-        DrafterSpec.parse("adapted:")
+    for text in ("adapted:", "adapted:+ngram", "adapted+", "adapted+oracle", "ngram+ngram"):
+        with pytest.raises(ValueError, match=f"got {re.escape(repr(text))}, want one of"):
+            DrafterSpec.parse(text)
     # Without a rule it proposes the likeliest tokens, which are followed; a rule makes it draw.
     assert [spec.decided_by(rule) for rule in ("auto", "speculative", "typical")] == [
         "follow",
@@ -138,7 +145,7 @@ def test_an_adapted_drafter_from_its_directory(
     for options in (MethodOptions(slots=2, max_draft=5, adaptive=False), MethodOptions(acceptance="k-seq")):
         drafter = build_drafter(spec, model, options, dtype=torch.float32)
         assert isinstance(drafter, RecurrentDrafter)
-        assert drafter.replacement == drafter.draw == (options.acceptance == "k-seq")
+        assert drafter.replacement == drafter.draws == (options.acceptance == "k-seq")
         loop = get_method("specla").build(model, drafter, options)
         assert [r.tokens for r in loop.run(_requests(24))] == greedy
 

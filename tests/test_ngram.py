@@ -181,7 +181,22 @@ def test_proposes_what_followed_and_states_the_match() -> None:
     assert proposal.tree == TokenTree([4, 5, 9])
     assert proposal.kind is ProposalKind.DETERMINISTIC
     assert proposal.draft_probs is None
-    assert proposal.confidence == 2.0
+    assert proposal.chances == pytest.approx((0.5, 0.3, 0.21))  # of matches of 2, 3 and 4 tokens
+
+
+def test_chances_are_learned_from_what_comes_out_verified_or_not() -> None:
+    drafter = drafter_with([1, 2, 3, 4, 1, 2])
+    before = propose(drafter).chances
+    drafter.observe(0, (), [3, 4, 1, 2])  # right, although nothing was accepted
+    after = propose(drafter).chances
+    assert before is not None
+    assert after is not None
+    assert after[0] > before[0]
+    drafter.observe(0, (), [9])
+    drafter.observe(0, (), [1, 2])
+    wrong = propose(drafter).chances
+    assert wrong is not None
+    assert wrong[0] < after[0]
 
 
 def test_proposes_nothing_without_a_match() -> None:

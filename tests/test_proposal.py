@@ -43,10 +43,14 @@ def test_batch_of_nothing() -> None:
 def test_proposal_checks_and_truncates_its_distributions() -> None:
     tree = TokenTree([1, 2, 3])
     probs = torch.rand(3, 5)
-    proposal = Proposal(tree, ProposalKind.IID, probs, confidence=2.0)
+    proposal = Proposal(tree, ProposalKind.IID, probs, chances=(0.9, 0.5, 0.5))
     short = proposal.truncate(2)
     assert short.tree == TokenTree([1, 2])
-    assert short.confidence == 2.0
+    assert short.chances == (0.9, 0.5)
+    assert proposal.gain(0.6) == pytest.approx(0.3)
+    for wrong in ((0.9, 0.5), (0.5, 0.6, 0.1), (1.5, 0.5, 0.5), (0.5, 0.5, -0.1), (0.9, float("nan"), 0.1)):
+        with pytest.raises(ValueError, match="chances: got"):
+            Proposal(tree, ProposalKind.IID, probs, chances=wrong)
     assert short.draft_probs is not None
     assert torch.equal(short.draft_probs, probs[:2])
     assert proposal.truncate(3) is proposal

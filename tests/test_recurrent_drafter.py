@@ -128,6 +128,7 @@ def target() -> GatedDeltaNetForCausalLM:
     return random_model(3)
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_prefill_chain_and_tree_are_the_arithmetic(variant, target):
     config, tensors = random_files(target, 1, **VARIANTS[variant])

@@ -1,10 +1,11 @@
 """How many draft tokens a round is worth.
 
 A verification of n drafts costs more than a decode step, and a wrong draft brings nothing, so a drafter that
-is often wrong makes decoding slower. The budget keeps two running estimates, the time of a round by its
-number of nodes and the chance that a draft token is accepted, and picks the n with the most expected tokens
-per second; n = 0 is a plain decode step. The expected tokens of a chain are (1 - a^(n+1)) / (1 - a) with a
-the chance per token (arXiv 2211.17192, section 3).
+is often wrong makes decoding slower. The budget maximises the tokens per second of the whole run: with lambda
+the rate of late, time is worth lambda tokens a second, and a draft is worth verifying if its chance is above
+lambda times what it adds to the round (the fractional programme of Dinkelbach, 1967). Rows of a batch are
+padded to the longest, so all pay for n, and n is chosen for all of them. A drafter whose own work takes time
+gets the same prices (`Prices`) and stops where they are not met.
 
 Measured times may decide where the text does not depend on what is drafted: for greedy requests and for
 drafts that were not drawn at random. Where drafts are drawn, another length gives another text (of the same
@@ -14,104 +15,49 @@ law), so the length must come from the sequence alone for its seed to repeat it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specdec._checks import check_integer
+from specdec.costs import RoundCost
+from specdec.drafters.base import FREE, Prices
+from specdec.drafters.calibration import outcomes
+from specdec.drafters.worth import Exploration
+from specdec.tree import TokenTree
 
-PRIOR_SLOPE = 0.1  # of the time of a one-node round, per further node
-LEAST_SLOPE = 0.25  # of the prior slope: noise must not make nodes look free, for then rounds stay long
+NODE_COST = 0.1  # of a decode step, for each draft, where no clock may be asked
 # Drafting must promise this much more than plain decoding: estimates are noisy, and wrong drafts cost.
 MARGIN = 0.03
-
-
-@dataclass
-class RoundCost:
-    """Seconds of a round as a line in its node count, fitted with exponential forgetting.
-
-    The first estimates assume what holds for a memory-bound model: a further node costs a small part of the
-    first.
-    """
-
-    memory: float = 0.97
-    _rounds: int = 0
-    _weight: float = 0.0
-    _nodes: float = 0.0
-    _seconds: float = 0.0
-    _nodes2: float = 0.0
-    _cross: float = 0.0
-
-    def observe(self, nodes: int, seconds: float) -> None:
-        """Books a measured round. A measurement far above the estimate is an interruption, not a cost, and is
-        cut.
-        """
-        if self._rounds == 1:
-            # The first round ran with cold caches; beside warm rounds it would make nodes look free.
-            self._weight = self._nodes = self._seconds = self._nodes2 = self._cross = 0.0
-        self._rounds += 1
-        seconds = max(seconds, 1e-9)  # a coarse clock must not make rounds free
-        if self._weight > 3.0:
-            seconds = min(seconds, 3.0 * self(nodes))
-        m = self.memory
-        self._weight = m * self._weight + 1.0
-        self._nodes = m * self._nodes + nodes
-        self._seconds = m * self._seconds + seconds
-        self._nodes2 = m * self._nodes2 + nodes * nodes
-        self._cross = m * self._cross + nodes * seconds
-
-    def __call__(self, nodes: float) -> float:
-        """Estimated seconds of a round over `nodes` nodes."""
-        if self._weight == 0.0:
-            return 1.0 + PRIOR_SLOPE * (nodes - 1)
-        n, t = self._nodes / self._weight, self._seconds / self._weight
-        variance = self._nodes2 / self._weight - n * n
-        # The prior slope counts as a few rounds that differ by one node, until rounds of several sizes were
-        # seen.
-        prior = 0.25
-        prior_slope = PRIOR_SLOPE * t / (1.0 + PRIOR_SLOPE * (n - 1.0))
-        slope = (self._cross / self._weight - n * t + prior * prior_slope) / (variance + prior)
-        slope = max(slope, LEAST_SLOPE * prior_slope)
-        return max(t + slope * (nodes - n), 0.05 * t)
+MEMORY = 0.95  # of the rate of late, a round
 
 
 @dataclass
 class AcceptanceEstimate:
-    """Running chance that a draft token is accepted, given that the ones before it were.
-
-    Separate estimates are kept by the drafter's confidence in its proposal, where it states one.
-    """
+    """Running chance that a draft token is accepted, given that the ones before it were."""
 
     memory: float = 0.98
     prior: float = 0.7
     prior_weight: float = 3.0
-    _counts: dict[int, list[float]] = field(default_factory=dict)
+    _hits: float = 0.0
+    _misses: float = 0.0
 
-    def observe(self, bucket: int, accepted: int, rejected: int) -> None:
+    def observe(self, accepted: int, rejected: int) -> None:
         """Books accepted tokens and at most one rejected token of a proposal."""
-        counts = self._counts.setdefault(bucket, [0.0, 0.0])
-        for i, new in enumerate((accepted, rejected)):
-            counts[i] = self.memory * counts[i] + new
+        self._hits = self.memory * self._hits + accepted
+        self._misses = self.memory * self._misses + rejected
 
-    def __call__(self, bucket: int) -> float:
-        """The estimate for proposals of this confidence."""
-        hits, misses = self._counts.get(bucket, (0.0, 0.0))
-        return (hits + self.prior * self.prior_weight) / (hits + misses + self.prior_weight)
+    def __call__(self) -> float:
+        """The estimate."""
+        weight = self.prior_weight
+        return (self._hits + self.prior * weight) / (self._hits + self._misses + weight)
 
 
 def expected_tokens(a: float, n: int) -> float:
-    """Tokens that a round emits on average with a chain of n drafts, the bonus token counted."""
+    """Tokens that a round emits on average with a chain of n drafts, the bonus token counted (arXiv
+    2211.17192, section 3).
+    """
     if a >= 1.0:
         return n + 1.0
     return float((1.0 - a ** (n + 1)) / (1.0 - a))
-
-
-def confidence_bucket(confidence: float | None) -> int:
-    """Coarse classes of a drafter's stated confidence (for n-grams: the length of the match)."""
-    if confidence is None:
-        return -1
-    for bucket, upper in enumerate((2.5, 3.5, 5.5, 8.5, 16.5)):
-        if confidence < upper:
-            return bucket
-    return 5
 
 
 def _best(rate: Callable[[int], float], most: int) -> int:
@@ -121,26 +67,6 @@ def _best(rate: Callable[[int], float], most: int) -> int:
         if rate(n) > best_rate:
             best, best_rate = n, rate(n)
     return best
-
-
-class _Exploration:
-    """Drafts once in a while although it does not seem to pay, ever more rarely while that is so."""
-
-    def __init__(self, every: int) -> None:
-        self._every = self._after = every
-        self._idle = 0
-
-    def __call__(self, best: int, most: int) -> int:
-        """`best`, or sometimes up to 2 where it is 0."""
-        if best > 0:
-            self._idle, self._after = 0, self._every
-            return best
-        self._idle += 1
-        if self._idle < self._after:
-            return 0
-        self._idle = 0
-        self._after *= 2
-        return min(2, most)
 
 
 class SequenceBudget:
@@ -163,96 +89,146 @@ class SequenceBudget:
         self._step_cost = step_cost
         self._adaptive = adaptive
         self._acceptance = AcceptanceEstimate()
-        self._exploration = _Exploration(explore_every)
+        self._exploration = Exploration(explore_every)
 
     def depth(self) -> int:
         """Levels to draft in the next round. Call it once a round."""
+        most = len(self._sizes)
         if not self._adaptive:
-            return len(self._sizes)
-        chance = self._acceptance(-1)
+            return most
+        chance = self._acceptance()
 
         def rate(n: int) -> float:
             nodes = self._sizes[n - 1] if n else 0
-            return expected_tokens(chance, n) / (1.0 + PRIOR_SLOPE * nodes + self._step_cost * n)
+            return expected_tokens(chance, n) / (1.0 + NODE_COST * nodes + self._step_cost * n)
 
-        return self._exploration(_best(rate, len(self._sizes)), len(self._sizes))
+        best = _best(rate, most)
+        return min(2, most) if self._exploration.due(best > 0) else best
+
+    def nodes(self, depth: int) -> int:
+        """Most draft tokens of a proposal of this depth."""
+        return self._sizes[depth - 1] if depth else 0
 
     def observe(self, drafted_depth: int, accepted: int) -> None:
         """Books a proposal of depth `drafted_depth` of which a path of `accepted` tokens was kept."""
-        self._acceptance.observe(-1, accepted, int(accepted < drafted_depth))
+        self._acceptance.observe(accepted, int(accepted < drafted_depth))
+
+
+@dataclass
+class _Rate:
+    """Tokens and seconds of late, of one batch size, and the drafts a sequence got."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    drafts: float = 4.0
 
 
 class DraftBudget:
-    """Chooses draft lengths from measured costs and acceptance.
+    """Chooses how much is drafted and verified, from measured costs and the drafts' chances.
 
     Args:
         max_draft: most draft tokens a sequence may get in one round.
         adaptive: False always grants `max_draft` (for studies of a fixed length).
-        explore_every: for a drafter whose proposals cost time: after this many rounds without drafts, draft
-            once to see whether it pays again. Doubled while it does not, so exploring costs less and less.
+        explore_every: for sequences whose drafts are drawn at random: after this many rounds without drafts,
+            draft once to see whether it pays again. Doubled while it does not, so exploring costs less and
+            less.
+        costs: what rounds cost; None: the loop takes what was learned about its model.
 
     Raises:
         ValueError: a number is no integer or out of its range.
     """
 
-    def __init__(self, max_draft: int = 16, *, adaptive: bool = True, explore_every: int = 32) -> None:
+    def __init__(
+        self,
+        max_draft: int = 16,
+        *,
+        adaptive: bool = True,
+        explore_every: int = 32,
+        costs: RoundCost | None = None,
+    ) -> None:
         check_integer("max_draft", max_draft, 0)
         check_integer("explore_every", explore_every, 1)
         self.max_draft = max_draft
         self.adaptive = adaptive
-        self.verify_cost = RoundCost()
-        self.draft_cost = 0.0  # seconds per draft token, running mean
+        self.costs = costs
         self.acceptance = AcceptanceEstimate()
         self._explore_every = explore_every
-        self._exploration = _Exploration(explore_every)
+        self._rates: dict[int, _Rate] = {}
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
         return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, explore_every=self._explore_every)
 
-    def before_drafting(self, rows: int, sizes: Sequence[int]) -> int:
-        """How deep to draft, when drafting itself costs time.
+    def prices(self, rows: int) -> Prices:
+        """What drafts must bring in a round of `rows` sequences."""
+        if not self.adaptive or self.max_draft == 0:
+            return FREE
+        rate = self.rate(rows)
+        drafts = max(1, round(self._rates[rows].drafts)) if rows in self._rates else 4
+        seconds = self._seconds(rows, 1 + drafts)
+        return Prices(rate * (seconds[1 + drafts] - seconds[1]) / (drafts * rows), rate)
+
+    def choose(self, chances: Sequence[Sequence[float]], rows: int | None = None) -> int:
+        """Draft tokens worth verifying, for every sequence.
 
         Args:
-            rows: sequences in the round.
-            sizes: draft tokens of a proposal that is 1, 2, ... tokens deep.
+            chances: for each sequence those of its drafts, in their order.
+            rows: sequences in the round, more than those where some have drafts that are not up to this.
         """
-        if not self.adaptive:
-            return len(sizes)
-        chance = self.acceptance(-1)
+        longest = max(map(len, chances), default=0)
+        most = min(self.max_draft, longest)
+        if not self.adaptive or most == 0:
+            return most
+        rows = len(chances) if rows is None else rows
+        rate, seconds = self.rate(rows), self._seconds(rows, 1 + most)
+        best, best_gain, tokens = 0, 0.0, 0.0
+        for n in range(1, most + 1):
+            tokens += sum([row[n - 1] for row in chances if len(row) >= n])
+            gain = tokens - rate * (1.0 + MARGIN) * (seconds[1 + n] - seconds[1])
+            if gain > best_gain:
+                best, best_gain = n, gain
+        return best
 
-        def rate(n: int) -> float:
-            nodes = sizes[n - 1] if n else 0
-            seconds = self.verify_cost(rows * (1 + nodes)) + rows * nodes * self.draft_cost
-            return rows * expected_tokens(chance, n) / seconds
+    def rate(self, rows: int) -> float:
+        """Tokens per second of late in rounds of `rows` sequences; at least what plain decoding does."""
+        plain = rows / self._seconds(rows, 1)[1]
+        known = self._rates.get(rows)
+        return plain if known is None else max(plain, known.tokens / known.seconds)
 
-        return self._exploration(_best(rate, len(sizes)), len(sizes))
+    def guess(self, tree: TokenTree) -> list[float]:
+        """Chances of the drafts of a drafter that has none of its own."""
+        chance = self.acceptance()
+        return [chance ** (depth + 1) for depth in tree.depths]
 
-    def after_drafting(self, confidences: Sequence[float | None], sizes: Sequence[int]) -> int:
-        """Draft tokens worth verifying, a sequence, of proposals that are already there (and cost nothing).
+    def observe_drafts(self, tree: TokenTree, emitted: Sequence[int]) -> None:
+        """Books what became of drafts without chances, verified or not."""
+        told = outcomes(tree, emitted)
+        accepted = sum(kept for _, kept in told)
+        deepest = 1 + max((tree.depths[node] for node, _ in told), default=-1)
+        self.acceptance.observe(accepted, int(accepted < deepest))
+
+    def observe_round(
+        self, rows: int, nodes: int, verify_seconds: float, seconds: float, tokens: int
+    ) -> None:
+        """Books a round.
 
         Args:
-            confidences: the drafter's confidence in each proposal.
-            sizes: draft tokens in each proposal.
+            rows: sequences in it.
+            nodes: of the longest.
+            verify_seconds: of all that comes after the drafts.
+            seconds: of the whole round.
+            tokens: emitted by all sequences.
         """
-        if not self.adaptive:
-            return self.max_draft
-        chances = [self.acceptance(confidence_bucket(c)) for c in confidences]
+        if self.costs is not None:
+            self.costs.observe(rows, nodes, verify_seconds)
+        rate = self._rates.setdefault(rows, _Rate())
+        # An interruption must not make time look cheap for the rounds that follow.
+        slowest = 3.0 * (seconds - verify_seconds + self._seconds(rows, nodes)[nodes])
+        rate.tokens = MEMORY * rate.tokens + tokens
+        rate.seconds = MEMORY * rate.seconds + min(max(seconds, 1e-9), slowest)
+        rate.drafts = MEMORY * rate.drafts + (1.0 - MEMORY) * (nodes - 1)
 
-        def rate(n: int) -> float:
-            tokens = sum(expected_tokens(a, min(n, size)) for a, size in zip(chances, sizes, strict=True))
-            return tokens / self.verify_cost(
-                len(sizes) * (1 + n)
-            )  # rows are padded to the longest: all pay for n
-
-        return _best(rate, min(self.max_draft, max(sizes, default=0)))
-
-    def observe_draft(self, tokens: int, seconds: float) -> None:
-        """Books the time of a drafter's call that proposed `tokens` tokens in all."""
-        if tokens > 0:
-            per_token = seconds / tokens
-            self.draft_cost = per_token if self.draft_cost == 0.0 else 0.9 * self.draft_cost + 0.1 * per_token
-
-    def observe_acceptance(self, confidence: float | None, drafted_depth: int, accepted: int) -> None:
-        """Books a proposal of depth `drafted_depth` of which `accepted` tokens were right."""
-        self.acceptance.observe(confidence_bucket(confidence), accepted, int(accepted < drafted_depth))
+    def _seconds(self, rows: int, nodes: int) -> list[float]:
+        if self.costs is None:
+            self.costs = RoundCost()
+        return self.costs.up_to(rows, nodes)

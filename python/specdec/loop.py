@@ -28,7 +28,8 @@ from specdec.acceptance.params import SamplingParams
 from specdec.batch_decision import BatchSettings, Decided, decide_batch
 from specdec.budget import DraftBudget, SequenceBudget
 from specdec.cache import DecodingCache, Round, path_tensor
-from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
+from specdec.costs import costs_of
+from specdec.drafters.base import FREE, Drafter, DraftRequest, DrawingDrafter, Prices
 from specdec.drafters.checking import check_proposals
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
@@ -102,9 +103,8 @@ class Loop:
         self._running = False
         self._settle([])
         self._most_drafts = min(self.budget.max_draft, MAX_SERIAL_NODES - 1)  # the root token is a node too
-        self._levels: Sequence[int] = ()
-        if drafter is not None and not drafter.free_proposals:
-            self._levels = cast(CostlyDrafter, drafter).levels(self._most_drafts)
+        if self.budget.costs is None:
+            self.budget.costs = costs_of(model)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes all requests; results are in their order.
@@ -319,7 +319,8 @@ class Loop:
         self._leave(finished)
         t6 = perf_counter()
 
-        self.budget.verify_cost.observe(batch.tokens.numel(), t4 - t1)
+        emitted = sum(len(event.tokens) for event in events)
+        self.budget.observe_round(len(active), batch.tokens.shape[1], t4 - t1, t6 - t0, emitted)
         s = stats.seconds
         s.draft += (t1 - t0) + (t6 - t5)
         s.verify += t2 - t1
@@ -337,45 +338,50 @@ class Loop:
         drafter, budget = self.drafter, self.budget
         if drafter is None:
             return [Proposal.empty()] * len(active)
-        free = drafter.free_proposals
-        depth = self._most_drafts
-        if not free and any(s.budget is None for s in active):
-            depth = budget.before_drafting(len(active), self._levels)
-        depths = [depth if s.budget is None else s.budget.depth() for s in active]
-        requests = [
-            # The round emits one token more than it accepts, so the last allowed token needs no draft.
-            DraftRequest(
-                s.slot,
-                self._most_drafts if deep > 0 and s.remaining > 1 else 0,
-                min(deep, s.remaining - 1),
-                s.request.sampling,
-                s.result.seed,
-                s.position,
-                s.history,
-            )
-            for s, deep in zip(active, depths, strict=True)
-        ]
-        start = perf_counter()
-        proposals = drafter.propose(requests) if any(depths) else [Proposal.empty()] * len(active)
+        prices = budget.prices(len(active))
+        requests = [self._draft_request(s, prices) for s in active]
+        proposals = drafter.propose(requests)
         check_proposals(drafter.name, requests, proposals, self.model.vocab_size)
-        drafted = sum(len(p.tree) for p in proposals)
-        if not free:
-            budget.observe_draft(drafted, perf_counter() - start)
-        elif drafted:
-            worth = budget.after_drafting([p.confidence for p in proposals], [len(p.tree) for p in proposals])
-            for sequence, proposal in zip(active, proposals, strict=True):
-                # What is not verified is still compared with what comes: a free estimate of its worth.
-                sequence.shadow = proposal if worth == 0 and len(proposal.tree) else None
-            # A drawn proposal stays whole: with its length the text would come to depend on measured times.
-            proposals = [p.truncate(worth) if p.kind is ProposalKind.DETERMINISTIC else p for p in proposals]
-        return proposals
+        chances: list[Sequence[float]] = []
+        for sequence, proposal in zip(active, proposals, strict=True):
+            if sequence.budget is not None or proposal.kind is not ProposalKind.DETERMINISTIC:
+                continue  # stays whole: with its length the text would come to depend on measured times
+            if proposal.chances is None and len(proposal.tree):
+                sequence.proposed = proposal.tree
+            told = proposal.chances
+            chances.append(budget.guess(proposal.tree) if told is None else told)
+        worth = budget.choose(chances, len(active))
+        return [
+            p if s.budget is not None or p.kind is not ProposalKind.DETERMINISTIC else p.truncate(worth)
+            for s, p in zip(active, proposals, strict=True)
+        ]
+
+    def _draft_request(self, sequence: ActiveSequence, prices: Prices) -> DraftRequest:
+        """What the drafter is asked for one sequence. The round emits one token more than it accepts, so the
+        last allowed token needs no draft.
+        """
+        nodes = depth = self._most_drafts
+        if sequence.budget is not None:
+            depth, prices = sequence.budget.depth(), FREE
+            nodes = sequence.budget.nodes(depth)
+        depth = min(depth, sequence.remaining - 1)
+        return DraftRequest(
+            sequence.slot,
+            nodes if depth > 0 else 0,
+            depth,
+            sequence.request.sampling,
+            sequence.result.seed,
+            sequence.position,
+            sequence.history,
+            prices,
+        )
 
     def _sequence_budget(self, sampling: SamplingParams) -> SequenceBudget | None:
         """A budget without a clock, where the text depends on how much is drafted."""
-        if self.drafter is None or self.drafter.free_proposals or sampling.greedy:
+        if self.drafter is None or not self.drafter.draws or sampling.greedy:
             return None
-        cost = cast(CostlyDrafter, self.drafter).step_cost(self.model)
-        return self.budget.for_sequence(self._levels, cost)
+        drafter = cast(DrawingDrafter, self.drafter)
+        return self.budget.for_sequence(drafter.levels(self._most_drafts), drafter.step_cost(self.model))
 
     def _decide(
         self,
@@ -410,16 +416,9 @@ class Loop:
         result.accepted += accepted
         if depths and sequence.budget is not None:
             sequence.budget.observe(max(depths) + 1, accepted)
-        elif depths:
-            self.budget.observe_acceptance(proposal.confidence, max(depths) + 1, accepted)
-        elif sequence.shadow is not None:
-            roots = [
-                t
-                for t, d in zip(sequence.shadow.tree.tokens, sequence.shadow.tree.depths, strict=True)
-                if d == 0
-            ]
-            self.budget.observe_acceptance(sequence.shadow.confidence, 1, int(emitted[0] in roots))
-        sequence.shadow = None
+        elif sequence.proposed is not None:
+            self.budget.observe_drafts(sequence.proposed, emitted)
+            sequence.proposed = None
 
 
 def _check_accepted(sequence: ActiveSequence, proposal: Proposal, path: Sequence[int]) -> None:

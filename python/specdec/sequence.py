@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from specdec.acceptance import TokenHistory
 from specdec.budget import SequenceBudget
-from specdec.drafters.proposal import Proposal
 from specdec.generation import FinishReason, Request, Result, StopCondition
+from specdec.tree import TokenTree
 
 
 @dataclass
@@ -23,8 +23,8 @@ class ActiveSequence:
         history: the tokens that penalties count and the callback gets; None without them.
         stop: the request's stop condition, or None.
         eos: tokens that end it; empty where the request ignores them.
-        shadow: drafts that were made but not thought worth verifying this round. What comes out instead tells
-            what they would have been worth. None where drafts were verified or none were made.
+        proposed: all drafts of this round, those included that were not thought worth verifying, of a drafter
+            that states no chances: what comes out tells what they were worth. None otherwise.
         budget: how much it drafts, where that may not depend on measured times; None where the loop's own
             budget decides.
     """
@@ -36,7 +36,7 @@ class ActiveSequence:
     history: TokenHistory | None
     stop: StopCondition | None
     eos: frozenset[int]
-    shadow: Proposal | None = None
+    proposed: TokenTree | None = None
     budget: SequenceBudget | None = None
 
     @property

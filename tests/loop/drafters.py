@@ -28,7 +28,7 @@ class RandomTreeDrafter:
 
     name = "random-tree"
     features: Sequence[Feature] = ()
-    free_proposals = True
+    draws = False
 
     def __init__(
         self, continuations: Continuations, vocab_size: int, seed: int = 0, *, chains_only: bool = False

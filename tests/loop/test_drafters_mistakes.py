@@ -27,7 +27,7 @@ class Giving:
 
     name = "giving"
     features = ()
-    free_proposals = True
+    draws = False
 
     def __init__(self) -> None:
         self.given: Any = []

@@ -19,10 +19,10 @@ from loop.models import random_model
 from lossless.statistics import ALPHA, chi_square
 from specdec.acceptance import SamplingParams, TokenHistory, process_logits
 from specdec.budget import DraftBudget
-from specdec.drafters import Drafter
-from specdec.drafters import model as model_drafter
+from specdec.drafters import Drafter, stepping
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.ngram import NGramDrafter
+from specdec.drafters.shape import TreeShape
 from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models import load_model
@@ -87,6 +87,8 @@ CASES = [
     (PAIRS, True, "traversal", PLAIN),
     (PAIR, False, "speculative", PENALISED),
     (PAIRS, False, "traversal", PENALISED),
+    (TreeShape.pruned(3, 1.2), False, "traversal", PLAIN),
+    (TreeShape.pruned(3, 1.2), True, "k-seq", PLAIN),
 ]
 
 
@@ -124,10 +126,8 @@ def test_law_of_the_embedded_model_among_four_tokens():
 
 def test_a_drafter_that_misnames_its_draws_is_found_out(monkeypatch):
     """Siblings drawn without replacement that are said to be independent."""
-    honest = model_drafter.draw_children
-    monkeypatch.setattr(
-        model_drafter, "draw_children", lambda *given, replacement: honest(*given, replacement=False)
-    )
+    honest = stepping.draw_children
+    monkeypatch.setattr(stepping, "draw_children", lambda *given, replacement, **more: honest(*given, **more))
     drafter = ModelDrafter(tiny(7), slots=SLOTS, branching=(3,), replacement=True)
     texts, _ = sampled(tiny(0), drafter, "speculative", SEEDS, SLOTS, PLAIN, 3)
     assert min(p_values(texts, exact_law(tiny(0), range(VOCAB), LENGTH, PLAIN))) < ALPHA

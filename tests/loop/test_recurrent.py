@@ -55,7 +55,7 @@ def test_likeliest_drafts_keep_every_token(adaptive, shape, slots, model, reques
     auditor = CacheAuditor(model, slots)
     loop = Loop(model, drafter, slots=slots, budget=DraftBudget(6, adaptive=adaptive), observer=auditor)
     assert [result.tokens for result in loop.run(requests)] == plain
-    assert loop.statistics.drafted > 0
+    assert adaptive or loop.statistics.drafted > 0  # drafts of random weights are rarely worth a node
 
 
 def test_a_draft_vocabulary_keeps_every_token(model, requests, plain):

@@ -17,6 +17,10 @@ from specdec.acceptance.recursive import walk_recursive
 from specdec.acceptance.traversal import walk_traversal
 from specdec.acceptance.typical import walk_typical
 from specdec.acceptance.walking import Rows, children_of, path_to
+from specdec.drafters.base import DraftRequest
+from specdec.drafters.draws import drawn_count
+from specdec.drafters.shape import TreeShape
+from specdec.drafters.tree import GrowingTree
 
 
 def resample_from_target(
@@ -102,6 +106,39 @@ def unlikely(text: Text, q: np.ndarray, x: int) -> bool:
     return bool(q[x] < 0.25)
 
 
+def pruned_tree(toy: Toy, replacement: bool, walk: Walk, *, drop: bool = False) -> Round:
+    """Drawn trees of up to three nodes, grown as drafters grow them; what falls below tau stays, or is
+    dropped although it was drawn.
+    """
+
+    def round_(text: Text, decide: Any) -> list[int]:
+        parents = [-1]
+        nodes = Drafts(toy, text, parents, decide, replacement)
+        tree = GrowingTree(DraftRequest(0, 3, 2), TreeShape((2,), 0.8), frozenset(), drawn=True)
+        while wanted := tree.expandable():
+            asked = tree.asked(wanted)
+            tree.next_level()
+            for parent in asked:
+                q = toy.q(nodes.text(parent.node))
+                first = len(nodes)
+                for _ in range(drawn_count(parent, q)):
+                    nodes.grow(parent.node)
+                drawn = [nodes[node] for node in range(first, len(nodes))]
+                tree.grow(parent.node, drawn, [float(q[x]) for x in drawn], lambda chance, rank: chance)
+        kept = [i for i, chance in enumerate(tree.chances) if not drop or chance >= tree.floor]
+        place = {-1: -1, **{node: i for i, node in enumerate(kept)}}
+        path, x = walk(
+            lambda i: nodes.p_target(kept[i]),
+            lambda i: nodes.p_draft(kept[i]),
+            [nodes[node] if node else text[-1] for node in kept],
+            [place[parents[node]] for node in kept],
+            decide,
+        )
+        return [*nodes.text(kept[path[-1]])[len(text) :], x]
+
+    return round_
+
+
 def middle_tier(toy: Toy) -> Cut:
     """A model between drafter and target deletes what it finds less likely than the drafter did."""
     return lambda text, q, x: bool(0.5 * (toy.p(text)[x] + q[x]) < q[x])
@@ -176,6 +213,10 @@ BIASED: dict[str, Callable[[Toy], Round]] = {
     "argmax draft, soft q, block": lambda toy: argmax_draft(drawn_round(toy, CHAIN, True, walk_traversal)),
     "drops the unlikely draft": lambda toy: cut_chain(toy, 3, unlikely, walk_recursive),
     "drops the unlikely draft, block": lambda toy: cut_chain(toy, 3, unlikely, walk_traversal),
+    "drops the unlikely nodes of a tree": lambda toy: pruned_tree(toy, True, walk_recursive, drop=True),
+    "drops the unlikely nodes of a tree, traversal": lambda toy: pruned_tree(
+        toy, True, walk_traversal, drop=True
+    ),
     "middle tier": lambda toy: cut_chain(toy, 3, middle_tier(toy), walk_recursive),
     "siblings stay in p": lambda toy: fixed_round(
         toy, STAR, lambda root: [(root + i) % 4 for i in (1, 2, 3)], siblings_without_removal

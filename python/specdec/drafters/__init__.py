@@ -1,14 +1,14 @@
 """Drafters: where the candidate tokens of a round come from."""
 
 from specdec.acceptance.proposal import ProposalKind
-from specdec.drafters.base import CostlyDrafter, Drafter, DraftRequest
+from specdec.drafters.base import Drafter, DraftRequest, DrawingDrafter
 from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 
 __all__ = [
-    "CostlyDrafter",
     "DraftRequest",
     "Drafter",
+    "DrawingDrafter",
     "NGramDrafter",
     "Proposal",
     "ProposalBatch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,21 @@ from specdec.models.base import CausalLM
 from specdec.models.features import Feature
 
 GREEDY = SamplingParams()
+
+
+class Prices(NamedTuple):
+    """What drafts must bring.
+
+    Attributes:
+        node: tokens that a verified node of one sequence must bring; 0: whatever is allowed is drafted.
+        second: tokens that a second of drafting must bring, all sequences together.
+    """
+
+    node: float = 0.0
+    second: float = 0.0
+
+
+FREE = Prices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,8 @@ class DraftRequest:
         position: index in the sequence, prompt included, of the first token to draft. All draws of the round
             take numbers of this position, told apart by the node.
         history: the sequence's tokens, where its sampling depends on them (`contextual`). It grows.
+        prices: what drafts must bring. They come from measured times, except where drafts are drawn at
+            random: there they are 0, which drafts whatever is allowed.
     """
 
     slot: int
@@ -39,6 +56,7 @@ class DraftRequest:
     seed: int = 0
     position: int = 0
     history: TokenHistory | None = None
+    prices: Prices = FREE
 
 
 class Drafter(Protocol):
@@ -53,10 +71,8 @@ class Drafter(Protocol):
         """How the command line and the statistics call it."""
 
     @property
-    def free_proposals(self) -> bool:
-        """Whether a proposal of any length costs next to nothing against a decode step of the target; False
-        where the drafter is a `CostlyDrafter`.
-        """
+    def draws(self) -> bool:
+        """Whether it draws tokens at random for sampled requests. It is a `DrawingDrafter` then."""
 
     @property
     def features(self) -> Sequence[Feature]:
@@ -92,8 +108,8 @@ class Drafter(Protocol):
         """The sequence left the slot. Also called where `begin` was not reached, and then does nothing."""
 
 
-class CostlyDrafter(Drafter, Protocol):
-    """A drafter whose proposals cost time, so that it pays to ask for shorter ones."""
+class DrawingDrafter(Drafter, Protocol):
+    """A drafter that draws at random: how much it drafts for a sampled request may not depend on a clock."""
 
     def levels(self, max_nodes: int) -> Sequence[int]:
         """Nodes of a proposal that is 1, 2, ... tokens deep, as far as `max_nodes` go."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -108,39 +109,48 @@ def _likeliest(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The largest logits of each of `rows` [R, V], which are overwritten, and their probabilities.
 
-    As many passes as children: a pass for the greatest number takes a microsecond a row, and a partial sort
-    several times that of four passes.
+    Row by row, as calls on one row of some thousand numbers cost little more than what they compute, and as
+    many passes as children: a pass for the largest number takes a microsecond, a partial sort several times
+    that of four passes.
     """
-    asked = [p.request.sampling for p in parents]
-    if not all(s.greedy or s.temperature == 1.0 for s in asked):
-        scale = np.array([1.0 if s.greedy else 1.0 / s.temperature for s in asked], np.float32)
-        rows *= scale[:, None]
-    top = rows.max(axis=1)  # [R]
-    # Rows without any token that may come have no children; the subtraction must not make them NaN.
-    shift = np.where(top > -np.inf, top, np.float32(0.0))
-    totals = np.exp(rows - shift[:, None]).sum(axis=1).tolist()
-    shifts = shift.tolist()
-    tokens: list[list[int]] = [[] for _ in parents]
-    probabilities: list[list[float]] = [[] for _ in parents]
-    every = np.arange(len(rows))
-    for rank in range(max(p.children for p in parents)):
-        best = rows.argmax(axis=1)
-        scores = rows[every, best].tolist()
-        for i, (column, score) in enumerate(zip(best.tolist(), scores, strict=True)):
-            if rank < parents[i].children and score > -np.inf:
-                tokens[i].append(column if vocabulary is None else int(vocabulary[column]))
-                probabilities[i].append(float(np.exp(score - shifts[i])) / totals[i])
-        rows[every, best] = -np.inf
+    tokens: list[list[int]] = []
+    probabilities: list[list[float]] = []
+    for row, parent in zip(rows, parents, strict=True):
+        sampling = parent.request.sampling
+        if not sampling.greedy and sampling.temperature != 1.0:
+            row *= np.float32(1.0 / sampling.temperature)
+        found: list[int] = []
+        chances: list[float] = []
+        column = int(row.argmax())
+        top = score = float(row[column])
+        # A row without any token that may come has no children.
+        total = float(np.exp(row - np.float32(top)).sum()) if top > -math.inf else 1.0
+        while len(found) < parent.children and score > -math.inf:
+            found.append(column if vocabulary is None else int(vocabulary[column]))
+            chances.append(math.exp(score - top) / total)
+            if len(found) == parent.children:
+                break  # without another pass
+            row[column] = -np.inf
+            column = int(row.argmax())
+            score = float(row[column])
+        tokens.append(found)
+        probabilities.append(chances)
     return tokens, probabilities
+
+
+def drawn_count(parent: Parent, row: NDArray[np.floating]) -> int:
+    """How many children are drawn of a parent, from its row of probabilities [V]: fixed before the first of
+    them is drawn.
+    """
+    if parent.floor == 0.0:
+        return parent.children
+    return min(parent.children, int((row >= parent.floor).sum()))
 
 
 def _drawn(logits: Tensor, parents: Sequence[Parent], replacement: bool) -> Children:
     """Draws the children of parents whose `logits` [R, V] have been edited."""
     probs = ops.sampling_probs(logits, **SamplingTensors.of([p.request.sampling for p in parents])._asdict())
-    counts = [
-        min(p.children, int((row >= p.floor).sum())) if p.floor > 0.0 else p.children
-        for p, row in zip(parents, probs.numpy(), strict=True)
-    ]
+    counts = [drawn_count(p, row) for p, row in zip(parents, probs.numpy(), strict=True)]
     tokens: list[list[int]] = [[] for _ in parents]
     # An only child has the same law either way, and the race asks every token for a number.
     racing = [not replacement and count > 1 for count in counts]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
@@ -10,19 +11,71 @@ from specdec import _host
 from specdec._checks import check_integer
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
+from specdec.drafters.calibration import outcomes
 from specdec.drafters.proposal import Proposal
+from specdec.drafters.tree import best_first
 from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 _LONGEST = 1 << 20  # far beyond any use, and far from the limits of an int32
+_MATCHES = (3, 4, 6, 9, 17, 32)  # where classes of matches begin, the first at 0
+_PRIORS = (0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95)  # of each class
+_SIBLING = 0.2  # chance of a token that followed the match at other times
+_PRIOR_WEIGHT = 3.0
+_MEMORY = 0.98
+
+
+class MatchChances:
+    """Running chance that a draft is right, given that its parent is, by the length of the match so far.
+
+    The first token after a match is kept apart from those that go on with it: that these follow right drafts
+    says that the copy is a good one.
+    """
+
+    def __init__(self) -> None:
+        self._kept = [[_PRIOR_WEIGHT * prior for prior in _PRIORS] for _ in range(2)]
+        self._seen = [[_PRIOR_WEIGHT] * len(_PRIORS) for _ in range(2)]
+        self._siblings = [_PRIOR_WEIGHT * _SIBLING, _PRIOR_WEIGHT]
+
+    def of(self, tree: TokenTree, match: int) -> tuple[TokenTree, list[float]]:
+        """The tree with the chances of its nodes, their paths included."""
+        chances: list[float] = []
+        firsts = _first_children(tree)
+        for node, (depth, parent) in enumerate(zip(tree.depths, tree.parents, strict=True)):
+            above = 1.0 if parent < 0 else chances[parent]
+            if node in firsts:
+                place, row = bisect(_MATCHES, match + depth), int(depth > 0)
+                chances.append(above * self._kept[row][place] / self._seen[row][place])
+            else:
+                chances.append(above * self._siblings[0] / self._siblings[1])
+        return tree, chances
+
+    def observe(self, match: int, depth: int, first: bool, kept: bool) -> None:
+        """Books a draft whose parent was right; `first`: the first that was proposed after its parent."""
+        if not first:
+            self._siblings = [_MEMORY * self._siblings[0] + kept, _MEMORY * self._siblings[1] + 1.0]
+            return
+        place, row = bisect(_MATCHES, match + depth), int(depth > 0)
+        self._kept[row][place] = _MEMORY * self._kept[row][place] + kept
+        self._seen[row][place] = _MEMORY * self._seen[row][place] + 1.0
+
+
+def _first_children(tree: TokenTree) -> Collection[int]:
+    """The first child of every node, the last emitted token included."""
+    if tree.is_chain:
+        return range(len(tree))
+    firsts: dict[int, int] = {}
+    for node, parent in enumerate(tree.parents):
+        firsts.setdefault(parent, node)
+    return set(firsts.values())
 
 
 class NGramDrafter:
     """Proposes the continuation of the most recent earlier occurrence of the longest suffix that has one.
 
     The suffix is looked up in a suffix automaton over prompt and output (as in SAM Decoding, arXiv
-    2411.10666), one a sequence, which a token extends in amortised constant time. A proposal's `confidence`
-    is the length of the match.
+    2411.10666), one a sequence, which a token extends in amortised constant time. The chances of its drafts
+    are learned by the length of the match, which a draft makes longer by one.
 
     Args:
         min_match: shortest suffix, in tokens, that is worth a proposal; at least 1.
@@ -36,7 +89,7 @@ class NGramDrafter:
 
     name = "ngram"
     features: Sequence[Feature] = ()
-    free_proposals = True
+    draws = False
 
     def __init__(self, min_match: int = 2, max_match: int = 32, branches: int = 1) -> None:
         check_integer("min_match", min_match, 1, _LONGEST)
@@ -46,6 +99,8 @@ class NGramDrafter:
         self._max_match = max_match
         self._branches = branches
         self._automata: dict[int, _host.SuffixAutomaton] = {}
+        self._chances = MatchChances()
+        self._proposed: dict[int, tuple[TokenTree, int]] = {}  # by slot: what was proposed last, its match
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         """Indexes the prompt."""
@@ -62,21 +117,29 @@ class NGramDrafter:
             tokens, parents, match = self._automaton(r.slot).propose(
                 self._min_match, r.max_nodes, min(r.max_depth, share), self._branches
             )
-            if tokens:
-                tree = TokenTree.unchecked(tokens, parents)
-                proposals.append(Proposal(tree, ProposalKind.DETERMINISTIC, confidence=float(match)))
-            else:
+            if not tokens:
                 proposals.append(Proposal.empty())
+                continue
+            tree, chances = best_first(*self._chances.of(TokenTree.unchecked(tokens, parents), match))
+            self._proposed[r.slot] = tree, match
+            proposals.append(Proposal(tree, ProposalKind.DETERMINISTIC, chances=chances))
         return proposals
 
     def observe(
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
     ) -> None:
-        """Indexes the emitted tokens."""
+        """Indexes the emitted tokens and learns from what became of the drafts, verified or not."""
         self._automaton(slot).extend(tokens)
+        proposed = self._proposed.pop(slot, None)
+        if proposed is not None:
+            tree, match = proposed
+            firsts = _first_children(tree)
+            for node, kept in outcomes(tree, tokens):
+                self._chances.observe(match, tree.depths[node], node in firsts, kept)
 
     def end(self, slot: int) -> None:
         """Forgets the sequence."""
+        self._proposed.pop(slot, None)
         self._automata.pop(slot, None)
 
     def _automaton(self, slot: int) -> _host.SuffixAutomaton:

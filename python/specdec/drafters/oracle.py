@@ -31,7 +31,7 @@ class OracleDrafter:
 
     name = "oracle"
     features: Sequence[Feature] = ()
-    free_proposals = True
+    draws = False
 
     def __init__(
         self,

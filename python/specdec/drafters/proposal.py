@@ -44,7 +44,6 @@ class Proposal:
     kind: ProposalKind
     draft_probs: Tensor | None = None
     rows: tuple[int, ...] | None = None
-    confidence: float | None = None
     chances: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -97,6 +96,12 @@ class Proposal:
         """No drafts: the round is a plain decode step."""
         return _EMPTY
 
+    def gain(self, price: float) -> float:
+        """Tokens that the drafts are expected to bring above a price a node, those left out that bring less;
+        0 where the drafter states no chances.
+        """
+        return sum([c - price for c in self.chances or () if c > price])
+
     def truncate(self, nodes: int) -> Proposal:
         """The proposal of the first `nodes` nodes (all, where it has no more)."""
         if nodes >= len(self.tree):
@@ -109,7 +114,7 @@ class Proposal:
         elif probs is not None:
             probs = probs[:nodes]
         chances = None if self.chances is None else self.chances[:nodes]
-        return Proposal(self.tree.truncate(nodes), self.kind, probs, rows, self.confidence, chances)
+        return Proposal(self.tree.truncate(nodes), self.kind, probs, rows, chances)
 
 
 def _describe(probs: object) -> str:

@@ -63,6 +63,7 @@ class RecurrentDrafter(SteppingDrafter):
         """The drafter's weights over the target's: a small batch takes as long as reading them."""
         return self.model.num_parameters / target.num_parameters
 
+    @torch.inference_mode()
     def run_prompt(self, slot: int, prompt: Sequence[int], features: Tensor | None) -> None:
         """Prefills with every token but the first, before which the target has shown nothing."""
         self.model.prefill(
@@ -73,6 +74,7 @@ class RecurrentDrafter(SteppingDrafter):
             lengths=[len(prompt) - 1],
         )
 
+    @torch.inference_mode()
     def run_emitted(self, emitted: EmittedTokens) -> tuple[Tensor, Round]:
         """One pass with the target's features."""
         h, round = self.model.forward(
@@ -89,6 +91,7 @@ class RecurrentDrafter(SteppingDrafter):
             last = h[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1]
         return self.model.logits(last), round
 
+    @torch.inference_mode()
     def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
         """One pass with the drafter's own outputs at the nodes' parents."""
         h, round = self.model.forward(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from specdec.drafters.draws import draw_children
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
+from specdec.drafters.worth import Worth
 from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
@@ -118,7 +120,6 @@ class SteppingDrafter(ABC):
     """
 
     name = "stepping"
-    free_proposals = False
     features: Sequence[Feature] = ()
     rereads_accepted = False
     """Whether accepted drafts are run again with the target's features, instead of committing the factors of
@@ -137,7 +138,7 @@ class SteppingDrafter(ABC):
     ) -> None:
         self.shape = shape
         self.replacement = replacement
-        self.draw = draw
+        self.draws = draw
         self.calibration = {True: Calibration(), False: Calibration()}  # by whether a request is greedy
         self._cache = cache
         self._vocab_size = vocab_size
@@ -145,6 +146,9 @@ class SteppingDrafter(ABC):
         self._vocabulary = vocabulary
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
+        self._worth = Worth()
+        self._level_seconds = 0.0  # of a level after the first
+        self._likeliest = 0.7  # chance of a node's best child
 
     # --- what a drafter says ---
 
@@ -223,14 +227,32 @@ class SteppingDrafter(ABC):
         state.row = -1
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """Drafts for each request that may have drafts, all of them in one batch."""
-        rows = [r for r in requests if min(r.max_nodes, r.max_depth) > 0]
-        self._settle(defer_for=[r.slot for r in rows])
+        """Drafts where it pays."""
+        rows = self._worthwhile([r for r in requests if min(r.max_nodes, r.max_depth) > 0])
         if not rows:
             return [Proposal.empty() for _ in requests]
-        self._catch_up(rows)
-        by_slot = dict(zip([r.slot for r in rows], self._draft(rows), strict=True))
+        start = perf_counter()
+        by_slot = dict(zip([r.slot for r in rows], self.draft(rows), strict=True))
+        priced = [r for r in rows if r.prices.second > 0.0]
+        if priced:
+            gains = [(0, by_slot[r.slot].gain(r.prices.node)) for r in priced]
+            self._worth.observe(gains, perf_counter() - start)
         return [by_slot.get(r.slot) or Proposal.empty() for r in requests]
+
+    def draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
+        """Drafts for these requests, each of which may have drafts, all of them in one batch."""
+        self._settle(defer_for=[r.slot for r in rows])
+        self._catch_up(rows)
+        return self._draft(rows)
+
+    def _worthwhile(self, rows: list[DraftRequest]) -> list[DraftRequest]:
+        """The requests that drafting is expected to pay for; those without a price always."""
+        priced = [r for r in rows if r.prices.second > 0.0]
+        if not priced:
+            return rows
+        chosen = self._worth.choose([0] * len(priced), max(r.prices.second for r in priced))
+        dropped = {r.slot for r, good in zip(priced, chosen, strict=True) if not good}
+        return [r for r in rows if r.slot not in dropped]
 
     # --- state ---
 
@@ -289,15 +311,17 @@ class SteppingDrafter(ABC):
     def _draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
         """Grows the trees of all rows level by level, one call of the model a level."""
         states = [self._slots[r.slot] for r in rows]
-        drawn = [self.draw and not r.sampling.greedy for r in rows]
+        drawn = [self.draws and not r.sampling.greedy for r in rows]
         trees = [GrowingTree(r, self.shape, self._ends, d) for r, d in zip(rows, drawn, strict=True)]
         probs: list[Tensor] = []
         count = 0
+        start = perf_counter()
         logits = self._read([r.slot for r in rows])  # [B, V']
         while True:
-            wanted = [tree.expandable() for tree in trees]
+            wanted = self._paying(trees, perf_counter() - start)
             if not any(wanted):
                 break
+            start = perf_counter()
             if trees[0].depth > 0:
                 logits = self._step(trees, wanted, states)  # [R, V'], R parents of all rows
             parents = [tree.asked(nodes) for tree, nodes in zip(trees, wanted, strict=True)]
@@ -306,7 +330,7 @@ class SteppingDrafter(ABC):
                 logits,
                 flat,
                 replacement=self.replacement,
-                draw=self.draw,
+                draw=self.draws,
                 vocabulary=self._vocabulary,
                 vocab_size=self._vocab_size,
             )
@@ -317,11 +341,37 @@ class SteppingDrafter(ABC):
                 for parent in asked:
                     tokens, probabilities, row = next(found)
                     tree.grow(parent.node, tokens, probabilities, chance, row if row < 0 else row + count)
+                    if probabilities and not tree.drawn:
+                        self._likeliest += 0.02 * (chance(probabilities[0], 0) - self._likeliest)
             if children.probs is not None:
                 probs.append(children.probs)
                 count += len(children.probs)
         every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
         return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
+
+    def _paying(self, trees: Sequence[GrowingTree], seconds: float) -> list[list[int]]:
+        """The nodes of each tree to expand in the next level, for which it took `seconds` to make this one.
+
+        A child is hoped to be as likely as the best child of a node usually is. Nodes whose child would not
+        be worth verifying are left out, and trees with prices stop where a level brings less than its time.
+        """
+        wanted = [tree.expandable() for tree in trees]
+        if trees[0].depth == 0:
+            return wanted  # that it pays was decided before
+        if trees[0].depth > 1 or self._level_seconds == 0.0:
+            self._level_seconds += (0.1 if self._level_seconds else 1.0) * (seconds - self._level_seconds)
+        gain = second = 0.0
+        for i, tree in enumerate(trees):
+            prices = tree.request.prices
+            if prices.second == 0.0:
+                continue
+            second = max(second, prices.second)
+            nodes = [(node, tree.chances[node] * self._likeliest - prices.node) for node in wanted[i]]
+            wanted[i] = [node for node, hope in nodes if hope > 0.0]
+            gain += sum(hope for _, hope in nodes if hope > 0.0)
+        if gain < second * self._level_seconds:
+            return [[] if t.request.prices.second > 0.0 else w for t, w in zip(trees, wanted, strict=True)]
+        return wanted
 
     def _finished(self, tree: GrowingTree, state: _Slot, probs: Tensor | None) -> Proposal:
         """The tree as it is proposed; notes what `observe` needs."""

@@ -27,6 +27,22 @@ from specdec.tree import TokenTree
 MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those included that are left out later
 
 
+def best_first_order(chances: Sequence[float]) -> list[int]:
+    """Nodes by falling chance, of a tree in which parents come first and no child's chance is above its
+    parent's: its first n are the best tree of n nodes. Equal chances stay in their order, so that a parent
+    stays before its child.
+    """
+    return sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
+
+
+def best_first(tree: TokenTree, chances: Sequence[float]) -> tuple[TokenTree, tuple[float, ...]]:
+    """The tree in the order of its nodes' chances, which do not rise from parent to child."""
+    order = best_first_order(chances)
+    if order == list(range(len(tree))):
+        return tree, tuple(chances)
+    return tree.reorder(order), tuple([chances[node] for node in order])
+
+
 class GrowingTree:
     """The tree of one request.
 

@@ -42,14 +42,15 @@ def build_drafter(
     Raises:
         ValueError: the drafter's model cannot be had (`load_drafter_model`) or has another vocabulary.
     """
-    if spec.kind == "ngram":
-        from specdec.drafters.ngram import NGramDrafter
+    from specdec.drafters.ngram import NGramDrafter
 
+    if spec.kind == "ngram":
         return NGramDrafter()
     if spec.kind == "oracle":
         from specdec.drafters.oracle import OracleDrafter
 
         return OracleDrafter(continuations, vocab_size=target.vocab_size, p=spec.p)
+    from specdec.drafters.combined import CombinedDrafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.recurrent import RecurrentDrafter
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
@@ -59,13 +60,14 @@ def build_drafter(
     _check_vocabulary(spec, model, target)
     independent = RULES[options.acceptance].independent
     if isinstance(model, RecurrentDrafterModel):
-        return RecurrentDrafter(
+        adapted = RecurrentDrafter(
             model,
             slots=options.slots,
             branching=spec.shape,
             replacement=independent,
             draw=spec.draws(options.acceptance),
         )
+        return CombinedDrafter(NGramDrafter(), adapted) if spec.combined else adapted
     return ModelDrafter(model, slots=options.slots, branching=spec.shape, replacement=independent)
 
 

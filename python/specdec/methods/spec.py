@@ -17,6 +17,7 @@ DRAFTERS: Mapping[str, str] = {
     "ngram": "what followed the same tokens earlier in prompt and output",
     "adapted": "the drafter that comes with the target and reads its features",
     "adapted:DIR": "one of specdec train-drafter",
+    "adapted+ngram, adapted:DIR+ngram": "both in one tree",
     "model:DIR": "a smaller model of the same vocabulary",
     "exit:N": "the target's own first N layers, with its norm and head",
     "oracle": "for studies: the target's own next tokens, decoded beforehand, each right with probability p",
@@ -25,6 +26,7 @@ DRAFTERS: Mapping[str, str] = {
 DEFAULT_DRAFTER = "ngram"
 """Of targets that come without a drafter of their own."""
 
+_COMBINED = "+ngram"
 # Children of each node by depth where the user does not say.
 _TREES = {"model": "1", "exit": "1", "adapted": "auto"}
 
@@ -42,7 +44,7 @@ def default_drafter(model: str) -> str:
     """
     from specdec.models.checkpoint import resolve_model, shipped_drafter
 
-    return DEFAULT_DRAFTER if shipped_drafter(resolve_model(model)) is None else "adapted"
+    return DEFAULT_DRAFTER if shipped_drafter(resolve_model(model)) is None else f"adapted{_COMBINED}"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class DrafterSpec:
         p: the oracle's chance that a token is right.
         layers: how many of the target's layers "exit" has; 0 for others.
         tree: what drafts of "adapted", "model" and "exit" may look like, as `TreeShape.parse` reads it.
+        combined: whether what "adapted" drafts is joined with what "ngram" does.
     """
 
     kind: str
@@ -63,6 +66,7 @@ class DrafterSpec:
     p: float = 1.0
     layers: int = 0
     tree: str = "1"
+    combined: bool = False
 
     @classmethod
     def parse(cls, text: str, *, p: float = 1.0, tree: str | None = None) -> DrafterSpec:
@@ -78,7 +82,8 @@ class DrafterSpec:
         Raises:
             ValueError: no such drafter (the message lists them), p is no probability, or the tree no list.
         """
-        kind, colon, rest = text.partition(":")
+        alone = text.removesuffix(_COMBINED)
+        kind, colon, rest = (alone if alone.startswith("adapted") else text).partition(":")
         if kind in _TREES:
             from specdec.drafters.shape import TreeShape
 
@@ -87,7 +92,7 @@ class DrafterSpec:
             if kind == "model" and rest:
                 return cls(kind, rest, tree=shape)
             if kind == "adapted" and bool(colon) == bool(rest):
-                return cls(kind, rest, tree=shape)
+                return cls(kind, rest, tree=shape, combined=alone != text)
             if kind == "exit" and rest.isdecimal() and int(rest) > 0:
                 return cls(kind, layers=int(rest), tree=shape)
         if kind in ("ngram", "oracle") and not colon:
@@ -102,7 +107,8 @@ class DrafterSpec:
         """What `parse` reads."""
         if self.kind == "exit":
             return f"exit:{self.layers}"
-        return f"{self.kind}:{self.model}" if self.model else self.kind
+        name = f"{self.kind}:{self.model}" if self.model else self.kind
+        return f"{name}{_COMBINED}" if self.combined else name
 
     @property
     def shape(self) -> TreeShape:
@@ -137,9 +143,10 @@ class DrafterSpec:
         """Whether it draws its tokens at random where the target does, under a rule of `RULES`.
 
         "adapted" proposes the likeliest tokens, unless a rule about drawn ones was asked for: deterministic
-        drafts are followed, which repeats the text of plain sampling.
+        drafts are followed, which repeats the text of plain sampling. Together with "ngram" it never draws,
+        as drawn tokens share no tree with others.
         """
-        return self.has_model and (self.kind != "adapted" or rule != "auto")
+        return self.has_model and not self.combined and (self.kind != "adapted" or rule != "auto")
 
     def check_acceptance(self, rule: str) -> None:
         """Refuses a rule that is not exact for what this drafter proposes to sampled requests.

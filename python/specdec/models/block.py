@@ -43,6 +43,8 @@ class GatedDeltaNetBlock:
         c = self._config = config
         self._eps = c.norm_eps
         self._scale = float(c.head_k_dim**-0.5)
+        # Bounds of what the projections make side by side: q k v, then the gate; a and b are last.
+        self._channels, self._gated = c.conv_dim, c.conv_dim + c.value_dim
         self._mixer_norm = get("attn_norm.weight").float()
         # q, k, v, output gate, a, b along the output dimension
         names = (*"qkv", *(["g"] if c.use_gate else []), *"ab")
@@ -155,13 +157,10 @@ class GatedDeltaNetBlock:
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """All input projections: (q k v) [B, N, C], gate [B, N, HV * DV] or None, a and b [B, N, HV]."""
-        c = self._config
+        heads = self._config.num_v_heads
         y = ops.rms_norm_linear(x, self._mixer_norm, self._eps, self._projections)
-        channels = c.conv_dim
-        gate = y[..., channels : channels + c.value_dim] if c.use_gate else None
-        a = y[..., -2 * c.num_v_heads : -c.num_v_heads]
-        b = y[..., -c.num_v_heads :]
-        return y[..., :channels], gate, a, b
+        gate = y[..., self._channels : self._gated] if self._config.use_gate else None
+        return y[..., : self._channels], gate, y[..., -2 * heads : -heads], y[..., -heads:]
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, N, C] -> q, k [B, N, HK, DK] and v [B, N, HV, DV], as views."""

@@ -60,9 +60,8 @@ class FeatureTap:
 
     def offer(self, kind: FeatureKind, layer: int, value: Tensor) -> None:
         """Takes a layer's vectors, [B, N, width] or [B, N, heads, width]; models call it."""
-        feature = Feature(kind, layer)
-        if feature in self._wanted:
-            self._kept[feature] = value.flatten(2)
+        if (kind, layer) in self._wanted:  # asked for every layer of every pass, mostly in vain
+            self._kept[Feature(kind, layer)] = value.flatten(2)
 
     def rows(self) -> Tensor:
         """The features of every node, [B, N, F].

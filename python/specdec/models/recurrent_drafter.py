@@ -35,6 +35,8 @@ from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM, check_tokens
 class RecurrentDrafterModel:
     """The drafter's weights as the ops take them, with its target's embedding and head.
 
+    Call its methods under `torch.inference_mode()`: they are parts of one step, which enters it once.
+
     Args:
         config: the validated configuration.
         tensors: by name, those of `drafter_tensors(config)`.
@@ -61,7 +63,7 @@ class RecurrentDrafterModel:
         self.dtype = target.dtype
         self.features = tuple(Feature.parse(name) for name in config.features)
         _check_sizes(config, self.features, target)
-        eps = config.layer.norm_eps
+        self._eps = eps = config.layer.norm_eps
         embed = ops.pack_weight(tensors["embed_proj.weight"])
         # What a token adds to its input, [V, D]: the same for every occurrence.
         self._table = ops.rms_norm_linear(target.embeddings, tensors["embed_norm.weight"], eps, embed)
@@ -115,7 +117,6 @@ class RecurrentDrafterModel:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
         return DecodingCache([self._spec], slots, conv_dtype=self.dtype)
 
-    @torch.inference_mode()
     def prefill(
         self,
         tokens: Tensor,
@@ -150,7 +151,6 @@ class RecurrentDrafterModel:
             lengths=torch.as_tensor(list(lengths), dtype=torch.int32),
         )
 
-    @torch.inference_mode()
     def forward(
         self,
         tokens: Tensor,
@@ -192,7 +192,6 @@ class RecurrentDrafterModel:
         )
         return h, Round((factors,), slots, parents)
 
-    @torch.inference_mode()
     def logits(self, h: Tensor) -> Tensor:
         """Logits of the token after each output.
 
@@ -202,20 +201,19 @@ class RecurrentDrafterModel:
         Returns:
             float32 [..., V'], V' the drafter's vocabulary (`vocabulary`) or all of the target's.
         """
-        return ops.rms_norm_linear(h.float(), self._norm, self.config.layer.norm_eps, self._head)
+        return ops.rms_norm_linear(h.float(), self._norm, self._eps, self._head)
 
     def _inputs(self, tokens: Tensor, features: Tensor | None, own: Tensor | None) -> Tensor:
         """[B, N, D]."""
         added = self._table[tokens]
-        eps = self.config.layer.norm_eps
         if features is not None:
             assert self._fuse is not None, "features for the independent drafter"
             norm, weight = self._fuse
-            return ops.rms_norm_linear(features, norm, eps, weight, residual=added)
+            return ops.rms_norm_linear(features, norm, self._eps, weight, residual=added)
         if own is not None:
             assert self._own is not None, "outputs for the independent drafter"
             norm, weight = self._own
-            return ops.rms_norm_linear(own, norm, eps, weight, residual=added)
+            return ops.rms_norm_linear(own, norm, self._eps, weight, residual=added)
         assert not self.features, "a drafter that reads features was given none"
         return added
 

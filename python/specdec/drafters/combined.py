@@ -1,0 +1,204 @@
+"""Two drafters in one tree: what the text repeats, and what a model would say."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from torch import Tensor
+
+from specdec.acceptance.proposal import ProposalKind
+from specdec.drafters.base import Drafter, DraftRequest
+from specdec.drafters.calibration import outcomes
+from specdec.drafters.proposal import Proposal
+from specdec.drafters.stepping import SteppingDrafter
+from specdec.drafters.tree import best_first_order
+from specdec.drafters.worth import Worth
+from specdec.tree import TokenTree
+
+COVERED = (0.01, 0.3, 0.6, 1.0, 2.0, 4.0)  # tokens that the free drafter brings: where classes begin
+GUESSES = (1.5, 1.3, 1.1, 0.8, 0.4, 0.2, 0.1)  # what the other one brings beyond them, by class
+WEIGHT = 5.0
+MEMORY = 0.99
+
+BOTH, FREE_ALONE, FREE_AGAINST, OTHER_ALONE, OTHER_AGAINST = range(5)
+
+
+class _Agreement:
+    """What it says about a draft that the other drafter says the same, something else, or nothing: a factor
+    on its chance, learned.
+    """
+
+    def __init__(self) -> None:
+        self._kept = [0.0] * 5
+        self._said = [0.0] * 5
+
+    def __call__(self, case: int, chance: float) -> float:
+        factor = (self._kept[case] + WEIGHT) / (self._said[case] + WEIGHT)
+        return min(chance * factor, 0.995)
+
+    def observe(self, case: int, chance: float, kept: bool) -> None:
+        self._kept[case] = MEMORY * self._kept[case] + kept
+        self._said[case] = MEMORY * self._said[case] + chance
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Two proposals as one, until the round is decided.
+
+    Attributes:
+        tree: all nodes of both, best first.
+        sources: of each node the node of the free drafter's proposal and of the other's; -1: it has none.
+        said: of each node the case of agreement and the chance, given its parent, before it was weighed.
+    """
+
+    tree: TokenTree
+    sources: list[tuple[int, int]]
+    said: list[tuple[int, float]]
+
+
+class CombinedDrafter:
+    """Asks a drafter whose proposals are free, and a costly one where it is expected to bring enough beyond
+    them; both trees become one.
+
+    Sampled requests get deterministic trees: tokens that were drawn must not share a tree with others.
+
+    Args:
+        free: such as the n-gram drafter; states chances.
+        other: the costly one.
+
+    Raises:
+        ValueError: one of them draws at random.
+    """
+
+    draws = False
+
+    def __init__(self, free: Drafter, other: SteppingDrafter) -> None:
+        for drafter in (free, other):
+            if drafter.draws:
+                raise ValueError(
+                    f"drafters: got {drafter.name}, which draws at random, want drafters that do not"
+                )
+        self.name = f"{other.name}+{free.name}"
+        self.features = other.features
+        self._free = free
+        self._other = other
+        self._worth = Worth(GUESSES)
+        self._agreement = _Agreement()
+        self._merged: dict[int, _Merged] = {}
+
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
+        """Both begin."""
+        self._free.begin(slot, prompt)
+        self._other.begin(slot, prompt, features)
+
+    def end(self, slot: int) -> None:
+        """Both end."""
+        self._merged.pop(slot, None)
+        self._free.end(slot)
+        self._other.end(slot)
+
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+    ) -> None:
+        """Tells both, each with its own nodes of the path."""
+        merged = self._merged.pop(slot, None)
+        if merged is None:
+            self._free.observe(slot, path, tokens)
+            self._other.observe(slot, (), tokens, features)
+            return
+        for node, kept in outcomes(merged.tree, tokens):
+            self._agreement.observe(*merged.said[node], kept)
+        sources = [merged.sources[node] for node in path]
+        self._free.observe(slot, [free for free, _ in sources if free >= 0], tokens)
+        self._other.observe(slot, [other for _, other in sources if other >= 0], tokens, features)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """The free drafter's trees, with the other's where that pays."""
+        free = self._free.propose(requests)
+        classes = [bisect(COVERED, sum(p.chances or ())) for p in free]
+        chosen = self._chosen(requests, classes)
+        if not any(chosen):
+            return free
+        start = perf_counter()
+        asked = [r for r, good in zip(requests, chosen, strict=True) if good]
+        drafted = iter(self._other.draft(asked))
+        proposals, gains = [], []
+        for request, proposal, covered, good in zip(requests, free, classes, chosen, strict=True):
+            if not good:
+                proposals.append(proposal)
+                continue
+            merged = self._merge(request, proposal, next(drafted))
+            proposals.append(merged)
+            price = request.prices.node
+            gains.append((covered, merged.gain(price) - proposal.gain(price)))
+        if asked[0].prices.second > 0.0:
+            self._worth.observe(gains, perf_counter() - start)
+        return proposals
+
+    def _chosen(self, requests: Sequence[DraftRequest], classes: Sequence[int]) -> list[bool]:
+        """Which sequences the other drafter is asked for."""
+        wanting = [i for i, r in enumerate(requests) if min(r.max_nodes, r.max_depth) > 0]
+        chosen = [False] * len(requests)
+        if wanting:
+            price = requests[wanting[0]].prices.second
+            good = (
+                self._worth.choose([classes[i] for i in wanting], price)
+                if price > 0.0
+                else [True] * len(wanting)
+            )
+            for i, asks in zip(wanting, good, strict=True):
+                chosen[i] = asks
+        return chosen
+
+    def _merge(self, request: DraftRequest, free: Proposal, other: Proposal) -> Proposal:
+        """Both trees as one, nodes of the same path once."""
+        nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        tokens: list[int] = []
+        parents: list[int] = []
+        sources: list[list[int]] = []
+        hopes: list[list[float]] = []  # the chance that each drafter gives a node, given its parent
+        speaks: list[set[int]] = [set(), set()]  # nodes after which each drafter proposes something
+        for which, proposal in enumerate((free, other)):
+            chances = proposal.chances or ()
+            places = {-1: -1}
+            tree = proposal.tree
+            for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+                above = places[parent]
+                place = nodes.setdefault((above, token), len(tokens))
+                if place == len(tokens):
+                    tokens.append(token)
+                    parents.append(above)
+                    sources.append([-1, -1])
+                    hopes.append([0.0, 0.0])
+                sources[place][which] = node
+                before = 1.0 if parent < 0 else chances[parent]
+                hopes[place][which] = chances[node] / before if before > 0.0 else 0.0
+                speaks[which].add(above)
+                places[node] = place
+        said: list[tuple[int, float]] = []
+        total: list[float] = []
+        for (in_free, in_other), parent, hope in zip(sources, parents, hopes, strict=True):
+            if in_free >= 0 and in_other >= 0:
+                case = BOTH
+            elif in_free >= 0:
+                case = FREE_AGAINST if parent in speaks[1] else FREE_ALONE
+            else:
+                case = OTHER_AGAINST if parent in speaks[0] else OTHER_ALONE
+            said.append((case, max(hope)))
+            total.append((total[parent] if parent >= 0 else 1.0) * self._agreement(case, max(hope)))
+        order = best_first_order(total)[: request.max_nodes]
+        place_of = {-1: -1, **{node: i for i, node in enumerate(order)}}
+        merged = TokenTree.unchecked(
+            tuple([tokens[node] for node in order]), tuple([place_of[parents[node]] for node in order])
+        )
+        self._merged[request.slot] = _Merged(
+            merged,
+            [(sources[node][0], sources[node][1]) for node in order],
+            [said[node] for node in order],
+        )
+        if not order:
+            return Proposal.empty()
+        return Proposal(merged, ProposalKind.DETERMINISTIC, chances=tuple([total[node] for node in order]))

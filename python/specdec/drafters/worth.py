@@ -1,0 +1,106 @@
+"""Whether a drafter's own work pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+LEARNING = 0.1
+PRIOR_CALLS = 5.0  # that the first guess counts for
+TRYING = 0.3  # of a gain, where it did not seem to pay
+EXPLORE_EVERY = 16  # drafting takes a part of a decode step: the first try costs 2% or so, then ever less
+
+
+class Exploration:
+    """Tries once in a while what does not seem to pay, ever more rarely while that is so.
+
+    Args:
+        every: tries after this many rounds; doubled with every try.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = self._after = every
+        self._idle = 0
+
+    def due(self, pays: bool) -> bool:
+        """Whether this round tries, where it does not seem to pay; call it once a round."""
+        if pays:
+            self._idle, self._after = 0, self._every
+            return False
+        self._idle += 1
+        if self._idle < self._after:
+            return False
+        self._idle = 0
+        self._after *= 2
+        return True
+
+
+@dataclass
+class _Gain:
+    """What drafts brought to sequences of one class: tokens above what their nodes cost."""
+
+    tokens: float
+    calls: float = PRIOR_CALLS
+    trying: bool = False
+    exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
+
+
+class Worth:
+    """Compares what drafts bring with the time that drafting takes, both learned.
+
+    Sequences may be told apart by a class, such as what another drafter has for them already. A class for
+    which drafting does not pay is tried again once in a while, ever more rarely; what is learned then counts
+    for more.
+
+    Args:
+        guesses: by class, tokens that drafting is thought to bring until more is known.
+    """
+
+    def __init__(self, guesses: Sequence[float] = (1.5,)) -> None:
+        self._gains = [_Gain(guess) for guess in guesses]
+        self._seconds = 0.0
+        self._calls = 0
+
+    def choose(self, classes: Sequence[int], second_price: float) -> list[bool]:
+        """For which sequences to draft; call it once a round.
+
+        Args:
+            classes: of each sequence.
+            second_price: tokens that a second of drafting for all of them must bring.
+        """
+        cost = second_price * self._seconds
+        hopes = [self._gains[c].tokens for c in classes]
+        # A further row costs less than the first: half of its share.
+        chosen = [hope >= 0.5 * cost / len(classes) for hope in hopes]
+        if sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
+            chosen = [False] * len(classes)
+        seen = set()
+        for i, c in enumerate(classes):
+            if c in seen:
+                continue
+            seen.add(c)
+            gain = self._gains[c]
+            pays = any(good for other, good in zip(classes, chosen, strict=True) if other == c)
+            gain.trying = gain.exploration.due(pays)
+            chosen[i] = chosen[i] or gain.trying
+        return chosen
+
+    def observe(self, gains: Iterable[tuple[int, float]], seconds: float) -> None:
+        """Books a call.
+
+        Args:
+            gains: (class, expected tokens less the price of their nodes) of each sequence drafted for.
+            seconds: that it took.
+        """
+        self._calls += 1
+        if self._calls <= 2:
+            self._seconds = seconds  # the first call ran with cold caches
+        else:
+            self._seconds += max(LEARNING, 1.0 / self._calls) * (
+                min(seconds, 3.0 * self._seconds) - self._seconds
+            )
+        for c, tokens in gains:
+            gain = self._gains[c]
+            gain.calls += 1.0
+            rate = TRYING if gain.trying else max(LEARNING, 1.0 / gain.calls)
+            gain.tokens += rate * (tokens - gain.tokens)
