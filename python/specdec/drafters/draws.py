@@ -23,7 +23,7 @@ class Parent(NamedTuple):
     Attributes:
         request: of its sequence.
         node: its number in the round: 0 is the last emitted token, draft i is i + 1.
-        path: drafted tokens down to it, its own included.
+        path: drafted tokens down to it, its own included; left empty where no row depends on it.
         children: how many are wanted.
         floor: no more children are drawn than tokens have at least this probability.
     """
@@ -51,7 +51,6 @@ class Children(NamedTuple):
     rows: list[int]
 
 
-@torch.inference_mode()
 def draw_children(
     logits: Tensor,
     parents: Sequence[Parent],
@@ -77,31 +76,40 @@ def draw_children(
             drafter has fewer than the target; all others have no chance.
         vocab_size: V, where a vocabulary is given.
     """
-    drawn = [i for i, p in enumerate(parents) if draw and not p.request.sampling.greedy]
-    edited = any(p.request.sampling.edited for p in parents)
-    if vocabulary is not None and (drawn or edited):
-        full = torch.full((len(logits), vocab_size), -torch.inf)
-        full[:, torch.from_numpy(vocabulary)] = logits
-        logits, vocabulary = full, None
-    if edited:
-        edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
-    if not drawn:
+    sampled = draw and not all(p.request.sampling.greedy for p in parents)
+    if not sampled and not any(p.request.sampling.edited for p in parents):
+        # The hot path: no tensor is made.
         tokens, probabilities = _likeliest(logits.numpy(), parents, vocabulary)
         return Children(tokens, probabilities, None, [-1] * len(parents))
+    if vocabulary is not None:
+        full = torch.full((len(logits), vocab_size), -torch.inf)
+        full[:, torch.from_numpy(vocabulary)] = logits
+        logits = full
+    return _edited_children(logits, parents, replacement, draw)
+
+
+@torch.inference_mode()
+def _edited_children(logits: Tensor, parents: Sequence[Parent], replacement: bool, draw: bool) -> Children:
+    """Children from rows over the whole vocabulary that need more than their largest numbers."""
+    if any(p.request.sampling.edited for p in parents):
+        edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
+    drawn = [i for i, p in enumerate(parents) if draw and not p.request.sampling.greedy]
     if len(drawn) == len(parents):
         return _drawn(logits, parents, replacement)
     # Some of both: each kind by itself.
     picked = set(drawn)
     others = [i for i in range(len(parents)) if i not in picked]
+    best = _likeliest(logits[others].numpy(), [parents[i] for i in others], None)
+    result = Children([[] for _ in parents], [[] for _ in parents], None, [-1] * len(parents))
+    for place, i in enumerate(others):
+        result.tokens[i], result.probabilities[i] = best[0][place], best[1][place]
+    if not drawn:
+        return result
     found = _drawn(logits[drawn], [parents[i] for i in drawn], replacement)
-    best = _likeliest(logits[others].numpy(), [parents[i] for i in others], vocabulary)
-    result = Children([[] for _ in parents], [[] for _ in parents], found.probs, [-1] * len(parents))
     for place, i in enumerate(drawn):
         result.tokens[i], result.probabilities[i] = found.tokens[place], found.probabilities[place]
         result.rows[i] = found.rows[place]
-    for place, i in enumerate(others):
-        result.tokens[i], result.probabilities[i] = best[0][place], best[1][place]
-    return result
+    return result._replace(probs=found.probs)
 
 
 def _likeliest(
