@@ -210,13 +210,24 @@ def test_a_drafter_that_brings_less_than_its_time_is_asked_rarely() -> None:
 
 
 def test_classes_are_told_apart() -> None:
-    worth = Worth((1.5, 1.5))
+    worth = Worth((1.0, 0.5))
     for _ in range(20):
         worth.observe([(0, 2.0), (1, 0.01)], 0.001)
     assert worth.choose([0, 1, 0], 1000.0) == [True, False, True]
     assert worth.choose([1], 1000.0) == [False]
     tried = [worth.choose([1], 1000.0)[0] for _ in range(EXPLORE_EVERY)]
     assert sum(tried) == 1
+
+
+def test_what_is_not_known_of_a_class_follows_from_the_others() -> None:
+    worth = Worth((1.0, 0.5))
+    for _ in range(30):
+        worth.observe([(0, 1.2)], 0.001)
+    assert worth.choose([0], 1000.0) == [True]
+    assert worth.choose([1], 1000.0) == [False]  # half of that is less than the token that it costs
+    for _ in range(30):
+        worth.observe([(1, 1.2)], 0.001)
+    assert worth.choose([1], 1000.0) == [True]
 
 
 def test_sequences_share_the_time_of_a_call() -> None:

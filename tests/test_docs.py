@@ -9,7 +9,8 @@ import pytest
 
 import specdec
 
-LOSSLESS = Path(__file__).parents[1] / "docs" / "lossless.md"
+DOCS = Path(__file__).parents[1] / "docs"
+LOSSLESS = DOCS / "lossless.md"
 
 
 def test_the_example_of_lossless_md_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +24,17 @@ def test_the_example_of_lossless_md_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert len(result.tokens) == 40
     pairs = set(zip(result.tokens, result.tokens[1:], strict=False))
     assert (names["newline"], names["newline"]) not in pairs
+
+
+def test_the_example_of_models_md_writes_what_plain_decoding_writes() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "models.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(block, "models.md", "exec"), names)
+    result, request, model = names["result"], names["request"], names["model"]
+    assert isinstance(result, specdec.Result)
+    assert isinstance(request, specdec.Request)
+    plain = specdec.Loop(model).run([request])[0]  # type: ignore[arg-type]
+    assert result.tokens == plain.tokens
 
 
 def test_completion_finds_names_that_were_not_imported_yet() -> None:

@@ -121,3 +121,17 @@ def test_rows_are_processed_with_the_nodes_own_path() -> None:
         torch.testing.assert_close(children.probs[row], want)
         # Two tokens have a chance: the third child is not there.
         assert set(children.tokens[row]) == set(want.nonzero()[:, 0].tolist())
+
+
+def test_the_likeliest_children_of_each_row() -> None:
+    """As many as wanted and there are; with their probabilities; of equals the smaller token first."""
+    logits = torch.tensor([[0.5, 2.0, 2.0, -1.0], [0.0, 0.1, 0.2, 0.3], [0.0, -torch.inf, 1.0, -torch.inf]])
+    logits = torch.cat([logits, torch.full((1, 4), -torch.inf)])
+    request = DraftRequest(0, 9, 9, SamplingParams(temperature=0.5))
+    parents = [Parent(request, node, (), count) for node, count in enumerate((3, 0, 4, 2))]
+    found = draw_children(logits.clone(), parents, draw=False)
+    assert found.tokens == [[1, 2, 0], [], [2, 0], []]
+    assert (found.probs, found.rows) == (None, [-1] * 4)
+    for row, (tokens, said) in enumerate(zip(found.tokens, found.probabilities, strict=True)):
+        want = (2.0 * logits[row].double()).softmax(0)[tokens]
+        torch.testing.assert_close(torch.tensor(said, dtype=torch.float64), want, rtol=1e-6, atol=0)

@@ -44,7 +44,7 @@ def grown(toy: Toy, request: DraftRequest, shape: TreeShape) -> GrowingTree:
         tree.run += len(asked)
         tree.next_level()
         for parent in asked:
-            tree.grow(parent.node, *toy.children(parent.path, parent.children), as_said)
+            tree.grow(parent.node, *toy.children(tree.path(parent.node), parent.children), as_said)
     return tree
 
 
@@ -138,7 +138,7 @@ def test_what_was_drawn_stays() -> None:
     tree.grow(0, [5, 4, 3], [0.05, 0.6, 0.01], as_said, row=0)
     assert tree.expandable() == [2]
     (parent,) = tree.asked([2])
-    assert (parent.path, parent.children) == ((4,), 3)
+    assert (tree.path(parent.node), parent.children) == ((4,), 3)
     assert math.isclose(parent.floor, math.exp(-1.0))  # of the best node, which is the parent itself
     tree.next_level()
     tree.grow(2, [END, 1], [0.5, 0.45], as_said, row=1)

@@ -44,7 +44,7 @@ def _listed(entries: list[tuple[str, str]]) -> str:
 
 _METHODS = _listed([(name, method.description) for name, method in METHODS.items()])
 _DRAFTERS = _listed(list(DRAFTERS.items()))
-_DEFAULT_DRAFTER = f"Default: the model's own where it comes with one, else {DEFAULT_DRAFTER}."
+_DEFAULT_DRAFTER = f"Default: adapted+ngram where a drafter comes with the model, else {DEFAULT_DRAFTER}."
 _RULES = _listed([(name, rule.description) for name, rule in RULES.items()])
 
 Model = Annotated[str, typer.Option(help="An embedded model's name, or a directory with a checkpoint.")]

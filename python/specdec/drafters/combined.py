@@ -19,7 +19,7 @@ from specdec.drafters.worth import Worth
 from specdec.tree import TokenTree
 
 COVERED = (0.01, 0.3, 0.6, 1.0, 2.0, 4.0)  # tokens that the free drafter brings: where classes begin
-GUESSES = (1.5, 1.3, 1.1, 0.8, 0.4, 0.2, 0.1)  # what the other one brings beyond them, by class
+BEYOND = (1.0, 0.85, 0.7, 0.5, 0.25, 0.12, 0.06)  # what the other one brings beyond them, by class
 WEIGHT = 5.0
 MEMORY = 0.99
 
@@ -85,7 +85,7 @@ class CombinedDrafter:
         self.features = other.features
         self._free = free
         self._other = other
-        self._worth = Worth(GUESSES)
+        self._worth = Worth(BEYOND)
         self._agreement = _Agreement()
         self._merged: dict[int, _Merged] = {}
 

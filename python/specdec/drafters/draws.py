@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class Parent(NamedTuple):
     Attributes:
         request: of its sequence.
         node: its number in the round: 0 is the last emitted token, draft i is i + 1.
-        path: drafted tokens down to it, its own included.
+        path: drafted tokens down to it, its own included; left empty where no row depends on it.
         children: how many are wanted.
         floor: no more children are drawn than tokens have at least this probability.
     """
@@ -50,7 +51,6 @@ class Children(NamedTuple):
     rows: list[int]
 
 
-@torch.inference_mode()
 def draw_children(
     logits: Tensor,
     parents: Sequence[Parent],
@@ -76,31 +76,40 @@ def draw_children(
             drafter has fewer than the target; all others have no chance.
         vocab_size: V, where a vocabulary is given.
     """
-    drawn = [i for i, p in enumerate(parents) if draw and not p.request.sampling.greedy]
-    edited = any(p.request.sampling.edited for p in parents)
-    if vocabulary is not None and (drawn or edited):
-        full = torch.full((len(logits), vocab_size), -torch.inf)
-        full[:, torch.from_numpy(vocabulary)] = logits
-        logits, vocabulary = full, None
-    if edited:
-        edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
-    if not drawn:
+    sampled = draw and not all(p.request.sampling.greedy for p in parents)
+    if not sampled and not any(p.request.sampling.edited for p in parents):
+        # The hot path: no tensor is made.
         tokens, probabilities = _likeliest(logits.numpy(), parents, vocabulary)
         return Children(tokens, probabilities, None, [-1] * len(parents))
+    if vocabulary is not None:
+        full = torch.full((len(logits), vocab_size), -torch.inf)
+        full[:, torch.from_numpy(vocabulary)] = logits
+        logits = full
+    return _edited_children(logits, parents, replacement, draw)
+
+
+@torch.inference_mode()
+def _edited_children(logits: Tensor, parents: Sequence[Parent], replacement: bool, draw: bool) -> Children:
+    """Children from rows over the whole vocabulary that need more than their largest numbers."""
+    if any(p.request.sampling.edited for p in parents):
+        edit_logits(logits, [SequenceRows(p.request.sampling, p.request.history, [p.path]) for p in parents])
+    drawn = [i for i, p in enumerate(parents) if draw and not p.request.sampling.greedy]
     if len(drawn) == len(parents):
         return _drawn(logits, parents, replacement)
     # Some of both: each kind by itself.
     picked = set(drawn)
     others = [i for i in range(len(parents)) if i not in picked]
+    best = _likeliest(logits[others].numpy(), [parents[i] for i in others], None)
+    result = Children([[] for _ in parents], [[] for _ in parents], None, [-1] * len(parents))
+    for place, i in enumerate(others):
+        result.tokens[i], result.probabilities[i] = best[0][place], best[1][place]
+    if not drawn:
+        return result
     found = _drawn(logits[drawn], [parents[i] for i in drawn], replacement)
-    best = _likeliest(logits[others].numpy(), [parents[i] for i in others], vocabulary)
-    result = Children([[] for _ in parents], [[] for _ in parents], found.probs, [-1] * len(parents))
     for place, i in enumerate(drawn):
         result.tokens[i], result.probabilities[i] = found.tokens[place], found.probabilities[place]
         result.rows[i] = found.rows[place]
-    for place, i in enumerate(others):
-        result.tokens[i], result.probabilities[i] = best[0][place], best[1][place]
-    return result
+    return result._replace(probs=found.probs)
 
 
 def _likeliest(
@@ -108,29 +117,32 @@ def _likeliest(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The largest logits of each of `rows` [R, V], which are overwritten, and their probabilities.
 
-    As many passes as children: a pass for the greatest number takes a microsecond a row, and a partial sort
-    several times that of four passes.
+    Row by row, as calls on one row of some thousand numbers cost little more than what they compute, and as
+    many passes as children: a pass for the largest number takes a microsecond, a partial sort several times
+    that of four passes.
     """
-    asked = [p.request.sampling for p in parents]
-    if not all(s.greedy or s.temperature == 1.0 for s in asked):
-        scale = np.array([1.0 if s.greedy else 1.0 / s.temperature for s in asked], np.float32)
-        rows *= scale[:, None]
-    top = rows.max(axis=1)  # [R]
-    # Rows without any token that may come have no children; the subtraction must not make them NaN.
-    shift = np.where(top > -np.inf, top, np.float32(0.0))
-    totals = np.exp(rows - shift[:, None]).sum(axis=1).tolist()
-    shifts = shift.tolist()
-    tokens: list[list[int]] = [[] for _ in parents]
-    probabilities: list[list[float]] = [[] for _ in parents]
-    every = np.arange(len(rows))
-    for rank in range(max(p.children for p in parents)):
-        best = rows.argmax(axis=1)
-        scores = rows[every, best].tolist()
-        for i, (column, score) in enumerate(zip(best.tolist(), scores, strict=True)):
-            if rank < parents[i].children and score > -np.inf:
-                tokens[i].append(column if vocabulary is None else int(vocabulary[column]))
-                probabilities[i].append(float(np.exp(score - shifts[i])) / totals[i])
-        rows[every, best] = -np.inf
+    tokens: list[list[int]] = []
+    probabilities: list[list[float]] = []
+    for row, parent in zip(rows, parents, strict=True):
+        sampling = parent.request.sampling
+        if not sampling.greedy and sampling.temperature != 1.0:
+            row *= np.float32(1.0 / sampling.temperature)
+        found: list[int] = []
+        chances: list[float] = []
+        column = int(row.argmax())
+        top = score = float(row[column])
+        # A row without any token that may come has no children.
+        total = float(np.exp(row - np.float32(top)).sum()) if top > -math.inf else 1.0
+        while len(found) < parent.children and score > -math.inf:
+            found.append(column if vocabulary is None else int(vocabulary[column]))
+            chances.append(math.exp(score - top) / total)
+            if len(found) == parent.children:
+                break  # without another pass
+            row[column] = -np.inf
+            column = int(row.argmax())
+            score = float(row[column])
+        tokens.append(found)
+        probabilities.append(chances)
     return tokens, probabilities
 
 

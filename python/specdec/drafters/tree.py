@@ -138,8 +138,9 @@ class GrowingTree:
             counts = [each + (i < more) for i in range(len(nodes))]
         # Where children are drawn, how many is fixed before: as many tokens as are likely enough.
         floor = self.floor if self.drawn else 0.0
+        edited = self.request.sampling.edited
         return [
-            Parent(self.request, node, self.path(node), count, floor / self.chances[node])
+            Parent(self.request, node, self.path(node) if edited else (), count, floor / self.chances[node])
             for node, count in zip(nodes, counts, strict=True)
         ]
 

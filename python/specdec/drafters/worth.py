@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 LEARNING = 0.1
-PRIOR_CALLS = 5.0  # that the first guess counts for
+GUESS = 1.2  # tokens a call, before any was made
+GUESS_CALLS = 3.0  # that what is known of all classes counts for beside a class's own
 TRYING = 0.3  # of a gain, where it did not seem to pay
 EXPLORE_EVERY = 16  # drafting takes a part of a decode step: the first try costs 2% or so, then ever less
 
@@ -39,8 +40,9 @@ class Exploration:
 class _Gain:
     """What drafts brought to sequences of one class: tokens above what their nodes cost."""
 
-    tokens: float
-    calls: float = PRIOR_CALLS
+    factor: float
+    tokens: float = 0.0
+    calls: int = 0
     trying: bool = False
     exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
 
@@ -53,11 +55,14 @@ class Worth:
     for more.
 
     Args:
-        guesses: by class, tokens that drafting is thought to bring until more is known.
+        factors: by class, what drafting is thought to bring in proportion to the first class, until more is
+            known.
     """
 
-    def __init__(self, guesses: Sequence[float] = (1.5,)) -> None:
-        self._gains = [_Gain(guess) for guess in guesses]
+    def __init__(self, factors: Sequence[float] = (1.0,)) -> None:
+        self._gains = [_Gain(factor) for factor in factors]
+        self._tokens = GUESS  # of a class with factor 1, from all classes
+        self._told = GUESS_CALLS
         self._seconds = 0.0
         self._calls = 0
 
@@ -69,7 +74,7 @@ class Worth:
             second_price: tokens that a second of drafting for all of them must bring.
         """
         cost = second_price * self._seconds
-        hopes = [self._gains[c].tokens for c in classes]
+        hopes = [self._hope(self._gains[c]) for c in classes]
         # A further row costs less than the first: half of its share.
         chosen = [hope >= 0.5 * cost / len(classes) for hope in hopes]
         if sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
@@ -101,6 +106,15 @@ class Worth:
             )
         for c, tokens in gains:
             gain = self._gains[c]
-            gain.calls += 1.0
+            gain.calls += 1
             rate = TRYING if gain.trying else max(LEARNING, 1.0 / gain.calls)
             gain.tokens += rate * (tokens - gain.tokens)
+            # A class of small factor would say too loudly what little it knows of the others.
+            self._told += gain.factor**2
+            weight = gain.factor**2 * max(LEARNING, 1.0 / self._told)
+            self._tokens += weight * (tokens / gain.factor - self._tokens)
+
+    def _hope(self, gain: _Gain) -> float:
+        """What drafting is expected to bring to a sequence of a class."""
+        own = gain.calls / (gain.calls + GUESS_CALLS)
+        return own * gain.tokens + (1.0 - own) * gain.factor * self._tokens
