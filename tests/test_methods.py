@@ -112,9 +112,9 @@ def test_adapted_drafters_by_name() -> None:
     for text in ("adapted:", "adapted:+ngram", "adapted+", "adapted+oracle", "ngram+ngram"):
         with pytest.raises(ValueError, match=f"got {re.escape(repr(text))}, want one of"):
             DrafterSpec.parse(text)
-    # Without a rule it proposes the likeliest tokens, which are followed; a rule makes it draw.
+    # It draws; together with n-grams it proposes the likeliest tokens, which are followed.
     assert [spec.decided_by(rule) for rule in ("auto", "speculative", "typical")] == [
-        "follow",
+        "traversal",
         "speculative",
         "typical",
     ]
@@ -145,7 +145,8 @@ def test_an_adapted_drafter_from_its_directory(
     for options in (MethodOptions(slots=2, max_draft=5, adaptive=False), MethodOptions(acceptance="k-seq")):
         drafter = build_drafter(spec, model, options, dtype=torch.float32)
         assert isinstance(drafter, RecurrentDrafter)
-        assert drafter.replacement == drafter.draws == (options.acceptance == "k-seq")
+        assert drafter.draws
+        assert drafter.replacement == (options.acceptance == "k-seq")
         loop = get_method("specla").build(model, drafter, options)
         assert [r.tokens for r in loop.run(_requests(24))] == greedy
 

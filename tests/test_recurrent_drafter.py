@@ -14,7 +14,7 @@ from loop.models import random_model
 from loop.recurrent import random_drafter, random_files
 from specdec.acceptance import SamplingParams
 from specdec.cache import Steps
-from specdec.drafters import DraftRequest, Proposal, ProposalKind
+from specdec.drafters import DraftRequest, Proposal, ProposalKind, stepping
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.drafters.shape import TreeShape
 from specdec.models.checkpoint import weights_sha256
@@ -370,6 +370,29 @@ def test_the_state_is_a_function_of_the_text(variant, shape, slots, target):
             assert_state_is_the_texts(run, r.randrange(slots))
     assert accepted > 10
     for slot in range(slots):
+        assert_state_is_the_texts(run, slot)
+
+
+def test_what_waits_for_a_draft_is_bounded(target, monkeypatch):
+    """A drafter that is asked for nothing runs the text anyway before its features fill the memory; what was
+    accepted in its last drafted round comes first, and a neighbour's open round stays as it is.
+    """
+    monkeypatch.setattr(stepping, "KEPT", 50)
+    drafter = RecurrentDrafter(random_drafter(target, 5), slots=2, branching=(2, 1), draw=False)
+    run = Texts(target, drafter, seed=1)
+    for slot in (0, 1):
+        run.begin(slot, 3, 300)
+    both = [DraftRequest(slot, 4, 3) for slot in (0, 1)]
+    for request, proposal in zip(both, drafter.propose(both), strict=True):
+        run.round(request.slot, proposal, 1)
+    for step in range(120):
+        (proposal,) = drafter.propose(both[1:]) if step % 3 else [Proposal.empty()]
+        run.round(0, Proposal.empty(), 1)  # first, while the other's round is open
+        follow(run, 1, list(proposal.tree.tokens[:1]))
+        run.round(1, proposal, 2 if len(proposal.tree) else 1)
+        assert len(drafter._slots[0].unseen) <= 50
+        assert sum(map(len, drafter._slots[0].features)) == len(drafter._slots[0].unseen)
+    for slot in (0, 1):
         assert_state_is_the_texts(run, slot)
 
 

@@ -30,7 +30,7 @@ from specdec.training.corpus import train_tokenizer, write_tokens
 from specdec.training.distillation import distillation_loss
 from specdec.training.drafter_loop import DrafterTraining
 from specdec.training.drafter_model import TrainableDrafter
-from specdec.training.drafter_run import Request, frequent_tokens, prepare
+from specdec.training.drafter_run import DrafterRequest, frequent_tokens, prepare
 from specdec.training.evaluation import chain_matches, summarize
 from specdec.training.features import FeatureCache
 from specdec.training.loop import Training, TrainingOptions
@@ -242,7 +242,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
 
 def started(text: Path, target: Path, out: Path, **changes: object) -> DrafterTraining:
     values = {"tokens": 9 * 4 * 32, "batch_size": 4, "seq_len": 32, "unroll": 3, "seed": 5, **changes}
-    cache, begin = prepare(Request(str(target), text, out, **values), lambda line: None)  # type: ignore[arg-type]
+    cache, begin = prepare(DrafterRequest(str(target), text, out, **values), lambda line: None)  # type: ignore[arg-type]
     assert cache.compute()
     return begin()
 

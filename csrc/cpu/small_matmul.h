@@ -29,10 +29,17 @@ struct RowScale {
   int64_t stride = 0;  // 0: one number for all rows
 };
 
+// Memory that will be needed next, fetched into the second cache while a product is formed: `bytes` of it for
+// each k of a block of kBlock rows.
+struct Upcoming {
+  const char* data = nullptr;
+  int64_t bytes = 0;
+};
+
 // C [kM, kV vectors] from A [kM, K] and B [K, kV vectors].
-template <int kM, int kV, Layout kA, Into kInto>
+template <int kM, int kV, Layout kA, Into kInto, bool kFetch = false>
 inline void multiply_block(int64_t K, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                           int64_t ldc, RowScale scale = {}) {
+                           int64_t ldc, RowScale scale = {}, Upcoming upcoming = {}) {
   Vec sum[kM][kV];
 #pragma GCC unroll 16
   for (int m = 0; m < kM; ++m) {
@@ -48,6 +55,7 @@ inline void multiply_block(int64_t K, const float* a, int64_t lda, const float* 
     }
   }
   for (int64_t k = 0; k < K; ++k) {
+    if constexpr (kFetch) __builtin_prefetch(upcoming.data + k * upcoming.bytes, 0, 2);
     Vec row[kV];
 #pragma GCC unroll 2
     for (int v = 0; v < kV; ++v) row[v] = Vec::load(b + k * ldb + v * Vec::kWidth);

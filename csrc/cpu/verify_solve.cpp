@@ -185,11 +185,28 @@ class Solver {
     if (n_ == 0) return;
     // answers: [panel][rows, width], S [Q; K]^T
     for (int64_t c = 0; c < columns_; c += kPanel) {
-      const int64_t width = std::min(kPanel, columns_ - c);
-      multiply_panel(rows, state, c, at(answers_) + c * rows, width);
+      if (p_.state.dtype == DType::kFloat32 && columns_ - c >= kPanel && rows % kBlock == 0) {
+        multiply_state(state, rows, c);
+      } else {
+        multiply_panel(rows, state, c, at(answers_) + c * rows, std::min(kPanel, columns_ - c));
+      }
     }
     for (int64_t r = 0; r < rows; r += kPanel) {
       solve_panel(hv, row + r, std::min(kPanel, rows - r), r, rows);
+    }
+  }
+
+  // The panel at column c of the answers, while the tile behind this one is fetched: a tile is read from
+  // memory by its first panel, which would wait for every row. Every panel fetches its share.
+  void multiply_state(const float* state, int64_t rows, int64_t c) {
+    const int64_t panels = columns_ / kPanel,
+                  share = rows * DK_ * static_cast<int64_t>(sizeof(float)) / panels;
+    const char* next = reinterpret_cast<const char*>(state + rows * DK_) + c / kPanel * share;
+    const int64_t bytes = kBlock * static_cast<int64_t>(sizeof(float)) / panels;
+    for (int64_t m = 0; m < rows; m += kBlock) {
+      multiply_block<kBlock, kPanelVecs, Layout::kRows, Into::kSet, true>(
+          DK_, state + m * DK_, DK_, at(panels_) + c * DK_, kPanel, at(answers_) + c * rows + m * kPanel,
+          kPanel, {}, {next + m * DK_ * static_cast<int64_t>(sizeof(float)) / panels, bytes});
     }
   }
 

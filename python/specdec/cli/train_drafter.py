@@ -11,7 +11,7 @@ from rich.console import Console
 from specdec.cli.errors import as_option
 from specdec.cli.progress import progress_bar
 from specdec.training.drafter_loop import DrafterTraining
-from specdec.training.drafter_run import Request, plot, prepare
+from specdec.training.drafter_run import DrafterRequest, plot, prepare
 from specdec.training.running import interruptible, run_with_progress
 
 PLOT_NAME = "training.png"
@@ -26,7 +26,7 @@ def run(out: Path, given: Mapping[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     try:
         with console.status("target and text"):
-            cache, begin = prepare(Request(out=out, **given), console.print)
+            cache, begin = prepare(DrafterRequest(out=out, **given), console.print)
     except ValueError as error:
         raise as_option(error) from None
     with interruptible() as asked, progress_bar() as progress:

@@ -32,6 +32,7 @@ from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
+KEPT = 1024  # emitted tokens whose features are kept at most, some kilobytes each, until a draft needs them
 
 
 class EmittedTokens(NamedTuple):
@@ -217,6 +218,8 @@ class SteppingDrafter(ABC):
             state.unseen.extend(tokens)
             if features is not None:
                 state.features.append(features)
+                if len(state.unseen) > KEPT:
+                    self._bring_up(slot, CATCH_UP)
             return
         run: list[int] = []
         if not self.rereads_accepted:
@@ -279,14 +282,20 @@ class SteppingDrafter(ABC):
         most = max(GrowingTree.most_run(r, self.shape) for r in rows)
         room = min(CATCH_UP, MAX_SERIAL_NODES - most)
         for slot in [r.slot for r in rows]:
-            state = self._slots[slot]
-            while len(state.unseen) > room:
-                count = min(CATCH_UP, len(state.unseen) - 1)
-                _, round = self.run_emitted(self._emitted([slot], count))
-                self._cache.commit(round, None, torch.tensor([count], dtype=torch.int32))
-                del state.unseen[:count]
-                if state.features:
-                    state.features = [torch.cat(state.features)[count:]]
+            self._bring_up(slot, room)
+
+    def _bring_up(self, slot: int, room: int) -> None:
+        """Commits a slot's emitted tokens until at most `room` are left."""
+        state = self._slots[slot]
+        if state.committed:
+            self._settle()  # they come first; every row of that round was decided, as this one went on since
+        while len(state.unseen) > room:
+            count = min(CATCH_UP, len(state.unseen) - 1)
+            _, round = self.run_emitted(self._emitted([slot], count))
+            self._cache.commit(round, None, torch.tensor([count], dtype=torch.int32))
+            del state.unseen[:count]
+            if state.features:
+                state.features = [_joined(state.features)[count:]]
 
     def _emitted(self, slots: Sequence[int], most: int | None = None) -> EmittedTokens:
         """The first `most` unseen tokens of these slots; all by default."""
@@ -296,7 +305,7 @@ class SteppingDrafter(ABC):
         width = max(sizes)
         features = None
         if states[0].features:
-            parts = [s.features[0] if len(s.features) == 1 else torch.cat(s.features) for s in states]
+            parts = [_joined(s.features) for s in states]
             features = [part[:size] for part, size in zip(parts, sizes, strict=True)]
         return EmittedTokens(
             torch.tensor([[*row, *[0] * (width - len(row))] for row in rows]),
@@ -427,6 +436,11 @@ class SteppingDrafter(ABC):
         logits, new = self.run_drafted(drafted)
         self._steps.extend(new)
         return logits
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """[n, F] of the parts one below the other; no copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _as_said(probability: float, rank: int) -> float:

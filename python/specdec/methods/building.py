@@ -65,7 +65,7 @@ def build_drafter(
             slots=options.slots,
             branching=spec.shape,
             replacement=independent,
-            draw=spec.draws(options.acceptance),
+            draw=spec.draws,
         )
         return CombinedDrafter(NGramDrafter(), adapted) if spec.combined else adapted
     return ModelDrafter(model, slots=options.slots, branching=spec.shape, replacement=independent)

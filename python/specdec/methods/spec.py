@@ -139,14 +139,12 @@ class DrafterSpec:
         """Whether it drafts with a model, `load_drafter_model`, whose trees have a shape of the user's."""
         return self.kind in _TREES
 
-    def draws(self, rule: str) -> bool:
-        """Whether it draws its tokens at random where the target does, under a rule of `RULES`.
-
-        "adapted" proposes the likeliest tokens, unless a rule about drawn ones was asked for: deterministic
-        drafts are followed, which repeats the text of plain sampling. Together with "ngram" it never draws,
-        as drawn tokens share no tree with others.
+    @property
+    def draws(self) -> bool:
+        """Whether it draws its tokens at random where the target does: more of them are kept than of the
+        likeliest. Together with "ngram" it does not, as drawn tokens share no tree with others.
         """
-        return self.has_model and not self.combined and (self.kind != "adapted" or rule != "auto")
+        return self.has_model and not self.combined
 
     def check_acceptance(self, rule: str) -> None:
         """Refuses a rule that is not exact for what this drafter proposes to sampled requests.
@@ -165,7 +163,7 @@ class DrafterSpec:
         """
         from specdec.acceptance.proposal import ProposalKind
 
-        if not self.draws(rule):
+        if not self.draws:
             return ProposalKind.DETERMINISTIC
         return ProposalKind.IID if RULES[rule].independent else ProposalKind.WITHOUT_REPLACEMENT
 

@@ -25,7 +25,7 @@ CACHE_NAME = "features"
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class DrafterRequest:
     """What a new run is to be, as the command takes it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Request:
 
 
 def prepare(
-    request: Request, note: Callable[[str], None]
+    request: DrafterRequest, note: Callable[[str], None]
 ) -> tuple[FeatureCache, Callable[[], DrafterTraining]]:
     """The features' cache, which may have to be computed yet, and what begins the run once it is.
 
@@ -93,7 +93,14 @@ def prepare(
         ),
     )
     options = DrafterOptions(
-        config, 1 if r.tokens is None else r.tokens, r.batch_size, r.seq_len, r.unroll, r.lr, r.seed
+        config,
+        tokens=1 if r.tokens is None else r.tokens,
+        batch_size=r.batch_size,
+        seq_len=r.seq_len,
+        unroll=r.unroll,
+        lr=r.lr,
+        seed=r.seed,
+        autocast=_multiplies_bfloat16(),
     )
     place = r.out / CACHE_NAME if r.cache is None else r.cache
     place.mkdir(parents=True, exist_ok=True)
@@ -120,6 +127,12 @@ def prepare(
         return DrafterTraining(r.out, options, target, cache, vocabulary)
 
     return cache, begin
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has products of bfloat16; without them they are slower than float32."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
 def frequent_tokens(path: Path, length: int, vocab_size: int, count: int) -> Tensor:

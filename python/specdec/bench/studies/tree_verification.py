@@ -231,12 +231,13 @@ def sections(result: Result) -> list[Section]:
 
 _BOUND = (
     "Replay reads the state once a leaf and steps every path token; verification of the tree reads it once "
-    "and steps every node. So the ratio lies between path tokens over nodes, where time is arithmetic, and "
-    "the number of leaves, where time is the reading of states from memory, as on a GPU. Chains of one node "
+    "and steps every node. At equal cost of a node the ratio lies between path tokens over nodes, where time "
+    "is arithmetic, and the number of leaves, where time is reading states, as on a GPU. Chains of one node "
     "and of as many as the tree has, timed in the same turns, tell what reading and a node take here. On a "
     "CPU the second and later paths find the state in a cache (again), and a node of a chain is arithmetic "
-    "already: what a tree can save is the nodes that paths share. Expected is the ratio that follows for a "
-    "tree whose nodes cost what a chain's do."
+    "already: what serial and hybrid save is the nodes that paths share, and the update of leaves, which no "
+    "node reads. Solve has two operations an element and node where a step has four. Expected is the ratio "
+    "that follows for a tree whose nodes cost what a chain's do."
 )
 
 
