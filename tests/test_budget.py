@@ -124,6 +124,22 @@ def test_nothing_is_verified_where_it_does_not_pay() -> None:
     assert DraftBudget(16, adaptive=False).choose([[0.01] * 9]) == 9
 
 
+def test_tokens_of_the_sequence_that_ends_last_are_worth_more() -> None:
+    cost = RoundCost()
+    for rows in (1, 2, 4):
+        for _ in range(10):
+            cost.observe(rows, 1, 0.004 + 0.001 * rows)  # half of a round of four is shared
+    budget = DraftBudget(16, costs=cost)
+    assert budget.weights([7]) == [1.0]
+    assert budget.weights([30] * 4) == pytest.approx([1.0] * 4)
+    assert budget.weights([40, 10, 10, 10]) == pytest.approx([2.5, 0.5, 0.5, 0.5], rel=0.02)
+    for _ in range(10):
+        cost.observe(8, 1, 0.012)
+    sure, none = [0.95] * 16, [0.0]
+    alone = budget.choose([sure, *[none] * 7], 8, budget.weights([10] + [40] * 7))
+    assert alone < budget.choose([sure, *[none] * 7], 8, budget.weights([40] + [10] * 7))
+
+
 def test_the_faster_decoding_is_the_dearer_is_a_node() -> None:
     cost = taught()
     slow, fast = (budget_with(cost, 1, rate) for rate in (600.0, 1500.0))

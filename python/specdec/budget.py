@@ -168,12 +168,18 @@ class DraftBudget:
         seconds = self._seconds(rows, 1 + drafts)
         return Prices(rate * (seconds[1 + drafts] - seconds[1]) / (drafts * rows), rate)
 
-    def choose(self, chances: Sequence[Sequence[float]], rows: int | None = None) -> int:
+    def choose(
+        self,
+        chances: Sequence[Sequence[float]],
+        rows: int | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> int:
         """Draft tokens worth verifying, for every sequence.
 
         Args:
             chances: for each sequence those of its drafts, in their order.
             rows: sequences in the round, more than those where some have drafts that are not up to this.
+            weights: what a token of each sequence is worth, see `weights`; None: all the same.
         """
         longest = max(map(len, chances), default=0)
         most = min(self.max_draft, longest)
@@ -183,11 +189,37 @@ class DraftBudget:
         rate, seconds = self.rate(rows), self._seconds(rows, 1 + most)
         best, best_gain, tokens = 0, 0.0, 0.0
         for n in range(1, most + 1):
-            tokens += sum([row[n - 1] for row in chances if len(row) >= n])
+            if weights is None:
+                tokens += sum([row[n - 1] for row in chances if len(row) >= n])
+            else:
+                found = zip(chances, weights, strict=True)
+                tokens += sum([w * row[n - 1] for row, w in found if len(row) >= n])
             gain = tokens - rate * (1.0 + MARGIN) * (seconds[1 + n] - seconds[1])
             if gain > best_gain:
                 best, best_gain = n, gain
         return best
+
+    def weights(self, remaining: Sequence[int]) -> list[float]:
+        """What a token of each sequence of a batch is worth when nobody waits for its slot; all of them
+        together as much as there are sequences, where all have as far to go.
+
+        A round takes time for every sequence in it and time that all share. A token saves the first for its
+        own sequence; it saves the second only if the last sequence to finish is the one that gets it.
+
+        Args:
+            remaining: tokens that each sequence may still emit.
+        """
+        rows = len(remaining)
+        if rows < 2:
+            return [1.0] * rows
+        half = rows // 2
+        whole = self._seconds(rows, 1)[1]
+        own = rows / whole * (whole - self._seconds(half, 1)[1]) / (rows - half)
+        own = min(max(own, 0.0), 1.0)
+        last = 0.9 * max(remaining)
+        late = sum(left >= last for left in remaining)
+        shared = (1.0 - own) * rows / late
+        return [own + (shared if left >= last else 0.0) for left in remaining]
 
     def rate(self, rows: int) -> float:
         """Tokens per second of late in rounds of `rows` sequences; at least what plain decoding does."""

@@ -101,6 +101,7 @@ class Loop:
         self._observer = observer
         self._free = list(range(slots))[::-1]  # the lowest is taken first
         self._running = False
+        self._waiting = False  # whether requests wait for a slot
         self._settle([])
         self._most_drafts = min(self.budget.max_draft, MAX_SERIAL_NODES - 1)  # the root token is a node too
         if self.budget.costs is None:
@@ -181,6 +182,7 @@ class Loop:
             while waiting or self._active:
                 if waiting and self._free:
                     yield from self._admit(waiting, results)
+                self._waiting = bool(waiting)
                 if self._active:
                     yield from self._round()
         finally:
@@ -343,6 +345,7 @@ class Loop:
         proposals = drafter.propose(requests)
         check_proposals(drafter.name, requests, proposals, self.model.vocab_size)
         chances: list[Sequence[float]] = []
+        remaining: list[int] = []
         for sequence, proposal in zip(active, proposals, strict=True):
             if sequence.budget is not None or proposal.kind is not ProposalKind.DETERMINISTIC:
                 continue  # stays whole: with its length the text would come to depend on measured times
@@ -350,7 +353,9 @@ class Loop:
                 sequence.proposed = proposal.tree
             told = proposal.chances
             chances.append(budget.guess(proposal.tree) if told is None else told)
-        worth = budget.choose(chances, len(active))
+            remaining.append(sequence.remaining)
+        weights = None if self._waiting else budget.weights(remaining)
+        worth = budget.choose(chances, len(active), weights)
         return [
             p if s.budget is not None or p.kind is not ProposalKind.DETERMINISTIC else p.truncate(worth)
             for s, p in zip(active, proposals, strict=True)

@@ -23,6 +23,7 @@ _PRIORS = (0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95)  # of each class
 _SIBLING = 0.2  # chance of a token that followed the match at other times
 _PRIOR_WEIGHT = 3.0
 _MEMORY = 0.98
+_FAR = 0.3  # of the price, which is a mean: some nodes cost less
 
 
 class MatchChances:
@@ -37,8 +38,23 @@ class MatchChances:
         self._seen = [[_PRIOR_WEIGHT] * len(_PRIORS) for _ in range(2)]
         self._siblings = [_PRIOR_WEIGHT * _SIBLING, _PRIOR_WEIGHT]
 
-    def of(self, tree: TokenTree, match: int) -> tuple[TokenTree, list[float]]:
-        """The tree with the chances of its nodes, their paths included."""
+    def chain(self, match: int, nodes: int, least: float) -> tuple[float, ...]:
+        """The chances of the nodes of a chain, their paths included, as far as they are at least `least`; of
+        the first in any case.
+        """
+        chances: list[float] = []
+        chance, row = 1.0, 0
+        for length in range(match, match + nodes):
+            place = bisect(_MATCHES, length)
+            chance *= self._kept[row][place] / self._seen[row][place]
+            if chance < least and row:
+                break
+            chances.append(chance)
+            row = 1
+        return tuple(chances)
+
+    def tree(self, match: int, tree: TokenTree) -> list[float]:
+        """The chances of the nodes of a tree, their paths included."""
         chances: list[float] = []
         firsts = _first_children(tree)
         for node, (depth, parent) in enumerate(zip(tree.depths, tree.parents, strict=True)):
@@ -48,7 +64,7 @@ class MatchChances:
                 chances.append(above * self._kept[row][place] / self._seen[row][place])
             else:
                 chances.append(above * self._siblings[0] / self._siblings[1])
-        return tree, chances
+        return chances
 
     def observe(self, match: int, depth: int, first: bool, kept: bool) -> None:
         """Books a draft whose parent was right; `first`: the first that was proposed after its parent."""
@@ -120,7 +136,13 @@ class NGramDrafter:
             if not tokens:
                 proposals.append(Proposal.empty())
                 continue
-            tree, chances = best_first(*self._chances.of(TokenTree.unchecked(tokens, parents), match))
+            if parents is None:
+                # What is far from worth a node's price is not verified anyway.
+                chances = self._chances.chain(match, len(tokens), _FAR * r.prices.node)
+                tree = TokenTree.unchecked(tokens[: len(chances)])
+            else:
+                tree = TokenTree.unchecked(tokens, parents)
+                tree, chances = best_first(tree, self._chances.tree(match, tree))
             self._proposed[r.slot] = tree, match
             proposals.append(Proposal(tree, ProposalKind.DETERMINISTIC, chances=chances))
         return proposals
