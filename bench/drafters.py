@@ -132,7 +132,8 @@ def report(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
 Made by `bench/drafters.py` on
 {describe()};
 all figures are in the JSON file of the same name. Target {about["target"]}. Chains of {CHAIN} tokens.
-First: how often the first draft is the target's choice; length: mean accepted length, the bonus token counted; of three readings:
+First: how often the first draft is the target's choice; length: mean accepted length, the bonus token
+counted; of three readings:
 
 - held-out text: at every token of what the training left out of its text (which the target has seen);
 - unseen text: at every token of the first {WINDOW} of {about["files"]} Python files below `{about["text"]}`;
