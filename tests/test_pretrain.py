@@ -256,7 +256,7 @@ def test_training_learns_and_ends_as_a_model(text_folder: Path, tmp_path: Path) 
         (["--text", "/nowhere"], "'/nowhere' is not a folder"),
         (["--text", "TEXT", "--lr", "0"], "lr: got 0.0, want a number above 0"),
         (["--text", "TEXT", "--layer-dropout", "1"], "--layer-dropout: got 1.0"),
-        (["--text", "TEXT", "--seq-len", "0"], "seq_len: got 0, want an integer, at least 1"),
+        (["--text", "TEXT", "--seq-len", "0"], "--seq-len: got 0, want an integer, at least 1"),
         (["--text", "TEXT", "--exit-layers", "two"], "--exit-layers: got 'two'"),
         (["--text", "TEXT", "--exit-layers", "99"], "early_exit_layers"),
         (["--text", "TEXT", "--config", "/nowhere.json"], "/nowhere.json: cannot be read"),
