@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +32,7 @@ from specdec.models.features import Feature, FeatureTap
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.training.drafter_model import TrainableDrafter
 from specdec.training.evaluation import chain_matches, summarize
+from specdec.training.running import HISTORY_NAME
 from specdec.training.target import FrozenTarget
 
 CHAIN = 5
@@ -118,7 +121,7 @@ def measure(
         "text": on_text(directory, target, tokens, vocabularies),
         "decoding": decoding(directory, target, tokens),
     }
-    history = directory / "losses.json"
+    history = directory / HISTORY_NAME
     if history.is_file():
         values = json.loads(history.read_text(encoding="utf-8"))
         row["held_out"] = values["held_out"][-1][1]
@@ -129,7 +132,7 @@ def report(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     """Markdown."""
     lines = f"""# Drafters compared
 
-Made by `bench/drafters.py` on
+Command (directories by their last part): `{about["command"]}`, on
 {describe()};
 all figures are in the JSON file of the same name. Target {about["target"]}. Chains of {CHAIN} tokens.
 First: how often the first draft is the target's choice; length: mean accepted length, the bonus token
@@ -164,6 +167,19 @@ text.
     return "\n".join(lines) + "\n"
 
 
+def directories(drafters: Sequence[str]) -> dict[str, Path]:
+    """The directories of NAME=DIR by name."""
+    found: dict[str, Path] = {}
+    for drafter in drafters:
+        name, equals, directory = drafter.partition("=")
+        if not (name and equals and directory):
+            raise typer.BadParameter(f"got {drafter!r}, want NAME=DIR")
+        if name in found:
+            raise typer.BadParameter(f"got the name {name!r} twice, want each once")
+        found[name] = Path(directory)
+    return found
+
+
 def main(
     drafters: Annotated[list[str], typer.Argument(metavar="NAME=DIR...", help="Drafters by name.")],
     text: Annotated[Path, typer.Option(help="Folder of Python files.")],
@@ -172,14 +188,17 @@ def main(
     files: Annotated[int, typer.Option(help="Most files that are read.")] = 64,
 ) -> None:
     """Measure drafters and write the table."""
+    named = directories(drafters)
     loaded = FrozenTarget(resolve_model(target))
     tokens, frequent = windows(text, loaded, files)
     rows = []
-    for drafter in drafters:
-        name, _, directory = drafter.partition("=")
-        rows.append(measure(name, Path(directory), loaded, tokens, frequent))
+    for name, directory in named.items():
+        rows.append(measure(name, directory, loaded, tokens, frequent))
         print(json.dumps(rows[-1]), flush=True)
-    about = {"target": target, "text": text.name, "files": len(tokens)}
+    command = ["python", "bench/drafters.py", "--text", text.name, "--files", str(files), "--out", out.name]
+    command += ["--target", Path(target).name] if target != "gdn-code" else []
+    command += [f"{name}={directory.resolve().name}" for name, directory in named.items()]
+    about = {"command": shlex.join(command), "target": target, "text": text.name, "files": len(tokens)}
     write_json(out.with_suffix(".json"), {"machine": machine(), **about, "drafters": rows})
     out.with_suffix(".md").write_text(report(rows, about), encoding="utf-8")
 
