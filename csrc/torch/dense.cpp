@@ -1,6 +1,6 @@
 // Bindings of the dense ops: linear, rms_norm, swiglu, gated_delta_gates.
 #include "../cpu/ops.h"
-#include "tensor_args.h"
+#include "dense.h"
 
 namespace specdec::binding {
 
@@ -107,6 +107,8 @@ Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_features
   return run_linear(p, x, residual);
 }
 
+}  // namespace
+
 Tensor rms_norm_linear(Tensor x, Tensor norm_weight, double eps, Tensor weight, OptionalTensor bias,
                        int64_t out_features, OptionalTensor gate, OptionalTensor residual) {
   LinearParams p = linear_params(weight, bias, out_features);
@@ -132,6 +134,8 @@ Tensor swiglu_linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_f
   p.x = rows_view(x, "x", 2 * p.K);
   return run_linear(p, x, residual);
 }
+
+namespace {
 
 Tensor rms_norm(Tensor x, Tensor weight, double eps, OptionalTensor gate) {
   RmsNormParams p;
