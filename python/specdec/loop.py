@@ -224,7 +224,8 @@ class Loop:
                 prompt = sequence.request.prompt
                 seen = None if features is None else features[row, : len(prompt)]
                 self.drafter.begin(sequence.slot, prompt, seen)
-                self.drafter.observe(sequence.slot, (), tokens, None if seen is None else seen[-1:])
+                # A copy: a view that the drafter keeps would keep the features of all prompts.
+                self.drafter.observe(sequence.slot, (), tokens, None if seen is None else seen[-1:].clone())
             events.append(self._event(sequence, decided, tokens, reason, finished))
         self.statistics.seconds.prefill += perf_counter() - start
         self._leave(finished)
