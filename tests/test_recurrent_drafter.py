@@ -210,6 +210,30 @@ def test_what_a_model_is_built_of_is_checked(tmp_path, target):
             )
 
 
+@pytest.mark.parametrize("variant", ["fused", "independent", "draft vocabulary"])
+def test_what_a_drafted_token_reads_is_counted(variant, target):
+    config, tensors = random_files(target, 1, **VARIANTS[variant])
+    model = RecurrentDrafterModel(config, tensors, target)
+    read = [t.numel() for n, t in tensors.items() if n.startswith(("own_", "layer.", "norm."))]
+    assert model.num_parameters == sum(read) + 64 * (17 if variant == "draft vocabulary" else 61)
+
+
+def test_inputs_that_a_drafter_does_not_have_are_refused(target):
+    features, own = torch.zeros(1, 1, 192), torch.zeros(1, 1, 64)
+    for variant, wrong in (
+        ("fused", [{}, {"features": features, "own": own}]),
+        ("independent", [{"features": features}, {"own": own}]),
+    ):
+        model = random_drafter(target, **VARIANTS[variant])
+        cache, token = model.new_cache(1), torch.tensor([[3]])
+        for given in wrong:
+            names = " and ".join(given) or "neither"
+            with pytest.raises(ValueError, match=f"^features, own: got {names}, want"):
+                model.forward(token, cache=cache, slots=torch.zeros(1, dtype=torch.int32), **given)
+        with pytest.raises(ValueError, match=r"^features, own: got"):
+            model.prefill(token, wrong[0].get("features"), cache=cache, slots=[0], lengths=[1])
+
+
 def test_a_drafter_of_other_weights_is_refused(tmp_path):
     from specdec.models import load_model
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
 from specdec.drafters.worth import SecondsOfLate, Worth
+from specdec.models.base import CausalLM
 from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
@@ -104,17 +105,39 @@ class _Slot:
     said: list[tuple[float, int]] = field(default_factory=list)
 
 
+class DraftModel(Protocol):
+    """What drafts are made with."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens V of the target."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that drafting one token reads."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+
+    def new_cache(self, slots: int) -> DecodingCache:
+        """An empty cache for `slots` sequences."""
+
+
 class SteppingDrafter(ABC):
     """Drafts trees level by level.
 
     Args:
-        cache: the drafter's own, one slot for each of the loop's.
-        shape: of the trees.
-        vocab_size: V of the target.
-        ends: tokens that end a text.
+        model: what it drafts with.
+        slots: sequences at a time, as in the target's loop.
+        branching: children of the last emitted token, of each of those, and so on; the last number goes on.
+            (1,) drafts chains. Or a `TreeShape`, such as `TreeShape.pruned()`.
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
         vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
+
+    Raises:
+        ValueError: `branching` is no such list, or `slots` no number from 1 on.
     """
 
     name = "stepping"
@@ -125,22 +148,22 @@ class SteppingDrafter(ABC):
 
     def __init__(
         self,
-        cache: DecodingCache,
+        model: DraftModel,
         *,
-        shape: TreeShape,
-        vocab_size: int,
-        ends: frozenset[int],
+        slots: int = 1,
+        branching: Sequence[int] | TreeShape = (1,),
         replacement: bool = False,
         draw: bool = True,
         vocabulary: NDArray[np.integer] | None = None,
     ) -> None:
-        self.shape = shape
+        self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
         self.calibration = {True: Calibration(), False: Calibration()}  # by whether a request is greedy
-        self._cache = cache
-        self._vocab_size = vocab_size
-        self._ends = ends
+        self._cache = model.new_cache(slots)
+        self._vocab_size = model.vocab_size
+        self._num_parameters = model.num_parameters
+        self._ends = model.eos_token_ids
         self._vocabulary = vocabulary
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
@@ -180,6 +203,10 @@ class SteppingDrafter(ABC):
     def levels(self, max_nodes: int) -> Sequence[int]:
         """Nodes of a proposal that is 1, 2, ... tokens deep."""
         return self.shape.levels(max_nodes)
+
+    def step_cost(self, target: CausalLM) -> float:
+        """The drafter's weights over the target's: a small batch takes as long as reading them."""
+        return self._num_parameters / target.num_parameters
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         """Prefills the drafter's own state with the prompt.
