@@ -180,16 +180,39 @@ def test_drafters_that_draw_are_not_combined(model):
 
 
 def test_a_slot_that_ends_in_the_middle_leaves_nothing_behind(model):
+    """What comes into the slot is drafted for as by a new drafter, and a second end does nothing."""
     drafter = combined(model, 2, PRUNED)
-    for _ in range(2):
-        begun_and_proposed(drafter)
+    others = [[9, 9, 1, 2], [6, 5, 6, 5, 6]]
+    first = begun_and_proposed(drafter, PROMPTS)
+    for prompts in (others, PROMPTS):
         drafter.end(0)
         drafter.end(1)
+        drafter.end(1)
+        got = begun_and_proposed(drafter, prompts)
+        assert got == begun_and_proposed(combined(model, 2, PRUNED), prompts)
+    assert got == first
+    # One that goes on is not touched by the other's end.
+    drafter.observe(0, (), [7, 8])
+    drafter.observe(1, (), [2])
     drafter.end(1)
+    (mine,) = drafter.propose(ask(1, Prices()))
+    alone = combined(model, 2, PRUNED)
+    alone.begin(0, PROMPTS[0])
+    alone.observe(0, (), [5])
+    alone.observe(0, (), [7, 8])
+    (same,) = alone.propose(ask(1, Prices()))
+    assert paths_of(mine) == paths_of(same)  # by other chances, as the drafter has learned from both
 
 
-def begun_and_proposed(drafter: CombinedDrafter) -> None:
+def paths_of(proposal: Proposal) -> set[tuple[int, ...]]:
+    tree = proposal.tree
+    return {tuple(tree.tokens[i] for i in tree.path_to(node)) for node in range(len(tree))}
+
+
+def begun_and_proposed(drafter: CombinedDrafter, prompts: Sequence[Sequence[int]]) -> list[Proposal]:
     for slot in range(2):
-        drafter.begin(slot, PROMPTS[slot])
+        drafter.begin(slot, prompts[slot])
         drafter.observe(slot, (), [5])
-    assert all(len(p.tree) for p in drafter.propose(ask(2, Prices())))
+    proposals = drafter.propose(ask(2, Prices()))
+    assert all(len(p.tree) for p in proposals)
+    return proposals

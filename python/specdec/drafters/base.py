@@ -64,7 +64,8 @@ class Drafter(Protocol):
     """Proposes tokens for sequences that live in slots.
 
     A slot's calls come in this order: `begin`; `observe` with the first emitted token; then for every round
-    `propose` (where the loop drafts in that round) and `observe`; `end`.
+    `propose` (where the loop drafts in that round) and `observe`; `end`. No slot begins or ends between a
+    `propose` and the `observe` of its slots.
     """
 
     @property
