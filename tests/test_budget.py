@@ -39,8 +39,8 @@ def test_the_prior_grows_with_rows_and_nodes_and_jumps_where_registers_are_full(
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_measured_rounds_give_the_true_curve(rows: int) -> None:
-    # A running mean of times within 5% of the truth is within 5%. Of the guess that a size began with, from its
-    # neighbours and a fifth off at most, 1/20 are left after the 25 rounds or so that each size gets: 1% more.
+    # A running mean of times within 5% of the truth is within 5%. Of the guess that a size began with, from
+    # its neighbours and a fifth off at most, 1/20 is left after the 25 rounds that a size gets: 1% more.
     cost = taught(rows, noise=0.05)
     for nodes in range(1, 17):
         assert cost(rows, nodes) == pytest.approx(jumping(rows, nodes), rel=0.06)
@@ -160,7 +160,8 @@ def test_drafts_without_chances_get_those_of_late() -> None:
     for _ in range(100):
         budget.observe_drafts(tree, [5, 6, 9])  # two of three, verified or not
     first, second, third = budget.guess(tree)
-    # Of 0.98 a round, 100 rounds are some 130 tokens. The prior's three, of 0.7, add 3/133 x (0.7 - 2/3) = 8e-4.
+    # What is remembered of 100 rounds is some 130 tokens. The prior's three, of 0.7, weigh 3/133, and add
+    # 3/133 x (0.7 - 2/3) = 8e-4.
     assert first == pytest.approx(2 / 3, abs=1e-3)
     assert (second, third) == pytest.approx((first**2, first**3))
 

@@ -20,35 +20,15 @@ from dataclasses import dataclass
 from specdec._checks import check_integer
 from specdec.costs import RoundCost
 from specdec.drafters.base import FREE, Prices
-from specdec.drafters.calibration import outcomes
+from specdec.drafters.calibration import RunningRatio, outcomes
 from specdec.drafters.worth import Exploration
 from specdec.tree import TokenTree
 
+ACCEPTANCE = 0.98, 3.0, 0.7  # `RunningRatio` of draft tokens: memory, weight of the prior, and the prior
 NODE_COST = 0.1  # of a decode step, for each draft, where no clock may be asked
 # Drafting must promise this much more than plain decoding: estimates are noisy, and wrong drafts cost.
 MARGIN = 0.03
 MEMORY = 0.95  # of the rate of late, a round
-
-
-@dataclass
-class AcceptanceEstimate:
-    """Running chance that a draft token is accepted, given that the ones before it were."""
-
-    memory: float = 0.98
-    prior: float = 0.7
-    prior_weight: float = 3.0
-    _hits: float = 0.0
-    _misses: float = 0.0
-
-    def observe(self, accepted: int, rejected: int) -> None:
-        """Books accepted tokens and at most one rejected token of a proposal."""
-        self._hits = self.memory * self._hits + accepted
-        self._misses = self.memory * self._misses + rejected
-
-    def __call__(self) -> float:
-        """The estimate."""
-        weight = self.prior_weight
-        return (self._hits + self.prior * weight) / (self._hits + self._misses + weight)
 
 
 def expected_tokens(a: float, n: int) -> float:
@@ -89,7 +69,7 @@ class SequenceBudget:
         self._sizes = sizes
         self._step_cost = step_cost
         self._adaptive = adaptive
-        self._acceptance = AcceptanceEstimate()
+        self._acceptance = RunningRatio(*ACCEPTANCE)
         self._exploration = Exploration(explore_every)
 
     def depth(self) -> int:
@@ -97,7 +77,7 @@ class SequenceBudget:
         most = len(self._sizes)
         if not self._adaptive:
             return most
-        chance = self._acceptance()
+        chance = self._acceptance.value
 
         def rate(n: int) -> float:
             nodes = self._sizes[n - 1] if n else 0
@@ -112,7 +92,7 @@ class SequenceBudget:
 
     def observe(self, drafted_depth: int, accepted: int) -> None:
         """Books a proposal of depth `drafted_depth` of which a path of `accepted` tokens was kept."""
-        self._acceptance.observe(accepted, int(accepted < drafted_depth))
+        self._acceptance.observe(accepted, min(accepted + 1, drafted_depth))
 
 
 @dataclass
@@ -148,7 +128,7 @@ class DraftBudget:
         self.adaptive = adaptive
         self.costs = RoundCost() if costs is None else costs
         self._given = costs
-        self.acceptance = AcceptanceEstimate()
+        self.acceptance = RunningRatio(*ACCEPTANCE)
         self._rates: dict[int, _Rate] = {}
 
     def for_loop(self, costs: RoundCost) -> DraftBudget:
@@ -232,7 +212,7 @@ class DraftBudget:
 
     def guess(self, tree: TokenTree) -> list[float]:
         """Chances of the drafts of a drafter that has none of its own."""
-        chance = self.acceptance()
+        chance = self.acceptance.value
         return [chance ** (depth + 1) for depth in tree.depths]
 
     def observe_drafts(self, tree: TokenTree, emitted: Sequence[int]) -> None:
@@ -240,7 +220,7 @@ class DraftBudget:
         told = outcomes(tree, emitted)
         accepted = sum(kept for _, kept in told)
         deepest = 1 + max((tree.depths[node] for node, _ in told), default=-1)
-        self.acceptance.observe(accepted, int(accepted < deepest))
+        self.acceptance.observe(accepted, min(accepted + 1, deepest))
 
     def observe_round(
         self, rows: int, nodes: int, verify_seconds: float, seconds: float, tokens: int

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import Drafter, DraftRequest
-from specdec.drafters.calibration import outcomes
+from specdec.drafters.calibration import MOST, RunningRatio, outcomes
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.stepping import SteppingDrafter
-from specdec.drafters.tree import best_first_order
+from specdec.drafters.tree import best_first_order, subtree
 from specdec.drafters.worth import Worth
 from specdec.tree import TokenTree
 
@@ -32,16 +32,13 @@ class _Agreement:
     """
 
     def __init__(self) -> None:
-        self._kept = [0.0] * 5
-        self._said = [0.0] * 5
+        self._factors = [RunningRatio(MEMORY, WEIGHT) for _ in range(5)]
 
     def __call__(self, case: int, chance: float) -> float:
-        factor = (self._kept[case] + WEIGHT) / (self._said[case] + WEIGHT)
-        return min(chance * factor, 0.995)
+        return min(chance * self._factors[case].value, MOST)
 
     def observe(self, case: int, chance: float, kept: bool) -> None:
-        self._kept[case] = MEMORY * self._kept[case] + kept
-        self._said[case] = MEMORY * self._said[case] + chance
+        self._factors[case].observe(kept, chance)
 
 
 @dataclass(frozen=True)
@@ -191,10 +188,7 @@ class CombinedDrafter:
             said.append((case, max(hope)))
             total.append((total[parent] if parent >= 0 else 1.0) * self._agreement(case, max(hope)))
         order = best_first_order(total)[: request.max_nodes]
-        place_of = {-1: -1, **{node: i for i, node in enumerate(order)}}
-        merged = TokenTree.unchecked(
-            tuple([tokens[node] for node in order]), tuple([place_of[parents[node]] for node in order])
-        )
+        merged = subtree(tokens, parents, order, root=-1)
         self._merged[request.slot] = _Merged(
             merged,
             [(sources[node][0], sources[node][1]) for node in order],

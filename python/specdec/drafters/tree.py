@@ -38,6 +38,17 @@ def best_first_order(chances: Sequence[float]) -> list[int]:
     return sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
 
 
+def subtree(tokens: Sequence[int], parents: Sequence[int], order: Sequence[int], root: int) -> TokenTree:
+    """The nodes of `order`, in that order, in which parents come first; the parent `root` stands for the last
+    emitted token.
+    """
+    place = {root: -1}
+    place.update((node, i) for i, node in enumerate(order))
+    return TokenTree.unchecked(
+        tuple([tokens[node] for node in order]), tuple([place[parents[node]] for node in order])
+    )
+
+
 def best_first(tree: TokenTree, chances: Sequence[float]) -> tuple[TokenTree, tuple[float, ...]]:
     """The tree in the order of its nodes' chances, which do not rise from parent to child."""
     order = best_first_order(chances)
@@ -232,12 +243,7 @@ class GrowingTree:
         order = [node for node in order if chances[node] >= floor]
         order.sort(key=chances.__getitem__, reverse=True)
         del order[self.request.max_nodes :]
-        place = {node: i for i, node in enumerate(order)}
-        place[0] = -1
-        tree = TokenTree.unchecked(
-            tuple([self.tokens[node] for node in order]),
-            tuple([place[self.parents[node]] for node in order]),
-        )
+        tree = subtree(self.tokens, self.parents, order, root=0)
         return Proposal(
             tree, ProposalKind.DETERMINISTIC, chances=tuple([chances[node] for node in order])
         ), order
