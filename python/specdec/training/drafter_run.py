@@ -106,7 +106,9 @@ def prepare(
     place.mkdir(parents=True, exist_ok=True)
     r.out.mkdir(parents=True, exist_ok=True)
     path = place / TOKENS_NAME
-    total = write_tokens(r.text, load_tokenizer(r.target).backend, path, r.seed, most=r.text_tokens)
+    backend = load_tokenizer(r.target).backend
+    # What is too short is refused before it takes the place of another run's tokens.
+    total = write_tokens(r.text, backend, path, r.seed, most=r.text_tokens, length=r.seq_len)
     windows = TokenWindows(path, r.seq_len, r.seed)
     if r.tokens is None:
         options = dataclasses.replace(options, tokens=windows.training_tokens)
