@@ -11,6 +11,9 @@ has it.
 from __future__ import annotations
 
 import json
+import random
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,9 +30,9 @@ from specdec.models.checkpoint import resolve_model, write_json
 from specdec.models.drafter_checkpoint import VOCABULARY, load_drafter_config, load_drafter_weights
 from specdec.models.features import Feature, FeatureTap
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
-from specdec.training.corpus import read_texts
 from specdec.training.drafter_model import TrainableDrafter
 from specdec.training.evaluation import chain_matches, summarize
+from specdec.training.running import HISTORY_NAME
 from specdec.training.target import FrozenTarget
 
 CHAIN = 5
@@ -40,18 +43,20 @@ VOCABULARIES = (1024, 2048)  # most frequent tokens that a drafter is restricted
 
 
 def windows(folder: Path, target: FrozenTarget, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first tokens of up to `most` files that are long enough, int64 `[files, WINDOW + 1]`, and the
-    vocabulary in the order of how often each token comes in the rest of the files.
+    """The first tokens of up to `most` Python files that are long enough, int64 `[files, WINDOW + 1]`, and
+    the vocabulary in the order of how often each token comes in the rest of the files.
     """
     tokenizer = load_tokenizer(target.directory)
     rows, counts = [], torch.zeros(target.config.vocab_size, dtype=torch.int64)
-    for text in read_texts(folder, seed=0):
-        tokens = tokenizer.encode(text)
+    paths = sorted(folder.rglob("*.py"))
+    random.Random(0).shuffle(paths)
+    for path in paths:
+        tokens = tokenizer.encode(path.read_text(encoding="utf-8"))
         if len(tokens) > WINDOW:
             rows.append(tokens[: WINDOW + 1])
         counts += torch.bincount(torch.tensor(tokens[WINDOW + 1 :], dtype=torch.int64), minlength=len(counts))
     if not rows:
-        raise ValueError(f"--text: {str(folder)!r} has no file of {WINDOW + 1} tokens")
+        raise ValueError(f"--text: {str(folder)!r} has no Python file of {WINDOW + 1} tokens")
     return torch.tensor(rows[:most]), counts.argsort(descending=True, stable=True)
 
 
@@ -116,7 +121,7 @@ def measure(
         "text": on_text(directory, target, tokens, vocabularies),
         "decoding": decoding(directory, target, tokens),
     }
-    history = directory / "losses.json"
+    history = directory / HISTORY_NAME
     if history.is_file():
         values = json.loads(history.read_text(encoding="utf-8"))
         row["held_out"] = values["held_out"][-1][1]
@@ -127,12 +132,14 @@ def report(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     """Markdown."""
     lines = f"""# Drafters compared
 
-Made by `bench/drafters.py` on {describe()}; all figures are in the JSON file
-of the same name. Target {about["target"]}. Chains of {CHAIN} tokens. First: how often the first draft is the
-target's choice; length: mean accepted length, the bonus token counted; of three readings:
+Command (directories by their last part): `{about["command"]}`, on
+{describe()};
+all figures are in the JSON file of the same name. Target {about["target"]}. Chains of {CHAIN} tokens.
+First: how often the first draft is the target's choice; length: mean accepted length, the bonus token
+counted; of three readings:
 
 - held-out text: at every token of what the training left out of its text (which the target has seen);
-- unseen text: at every token of the first {WINDOW} of {about["files"]} files of {about["text"]};
+- unseen text: at every token of the first {WINDOW} of {about["files"]} Python files below `{about["text"]}`;
 - decoding: rounds of the loop while the target continues the first {GIVEN} tokens of these files greedily by
   {WRITTEN}; what its acceptance counted, also for positions 2 to 5 where those before were right.
 
@@ -160,22 +167,38 @@ text.
     return "\n".join(lines) + "\n"
 
 
+def directories(drafters: Sequence[str]) -> dict[str, Path]:
+    """The directories of NAME=DIR by name."""
+    found: dict[str, Path] = {}
+    for drafter in drafters:
+        name, equals, directory = drafter.partition("=")
+        if not (name and equals and directory):
+            raise typer.BadParameter(f"got {drafter!r}, want NAME=DIR")
+        if name in found:
+            raise typer.BadParameter(f"got the name {name!r} twice, want each once")
+        found[name] = Path(directory)
+    return found
+
+
 def main(
     drafters: Annotated[list[str], typer.Argument(metavar="NAME=DIR...", help="Drafters by name.")],
-    text: Annotated[Path, typer.Option(help="Folder of text files.")],
+    text: Annotated[Path, typer.Option(help="Folder of Python files.")],
     out: Annotated[Path, typer.Option(help="Where to write, without the ending: OUT.json and OUT.md.")],
     target: Annotated[str, typer.Option(help="The model that they draft for.")] = "gdn-code",
     files: Annotated[int, typer.Option(help="Most files that are read.")] = 64,
 ) -> None:
     """Measure drafters and write the table."""
+    named = directories(drafters)
     loaded = FrozenTarget(resolve_model(target))
     tokens, frequent = windows(text, loaded, files)
     rows = []
-    for drafter in drafters:
-        name, _, directory = drafter.partition("=")
-        rows.append(measure(name, Path(directory), loaded, tokens, frequent))
+    for name, directory in named.items():
+        rows.append(measure(name, directory, loaded, tokens, frequent))
         print(json.dumps(rows[-1]), flush=True)
-    about = {"target": target, "text": text.name, "files": len(tokens)}
+    command = ["python", "bench/drafters.py", "--text", text.name, "--files", str(files), "--out", out.name]
+    command += ["--target", Path(target).name] if target != "gdn-code" else []
+    command += [f"{name}={directory.resolve().name}" for name, directory in named.items()]
+    about = {"command": shlex.join(command), "target": target, "text": text.name, "files": len(tokens)}
     write_json(out.with_suffix(".json"), {"machine": machine(), **about, "drafters": rows})
     out.with_suffix(".md").write_text(report(rows, about), encoding="utf-8")
 

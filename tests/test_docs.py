@@ -9,7 +9,8 @@ import pytest
 
 import specdec
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 LOSSLESS = DOCS / "lossless.md"
 
 
@@ -35,6 +36,23 @@ def test_the_example_of_models_md_writes_what_plain_decoding_writes() -> None:
     assert isinstance(request, specdec.Request)
     plain = specdec.Loop(model).run([request])[0]  # type: ignore[arg-type]
     assert result.tokens == plain.tokens
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_links_of_the_pages_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    names = {link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)} - {""}
+    assert [name for name in sorted(names) if not (page.parent / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_pages_that_are_named_exist(page: str) -> None:
+    names = set(re.findall(r"`(docs/[\w./-]+)`", (ROOT / page).read_text(encoding="utf-8")))
+    assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
 
 
 def test_completion_finds_names_that_were_not_imported_yet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import specdec
@@ -69,7 +71,8 @@ def test_json_says_machine_and_command_and_has_every_part(study: tuple[Path, Res
     assert {"ngram", "exit:2", "tree, pruned", "hybrid, tree 4,2,1, 16 nodes", "eager, chain of 8"} <= set(
         names
     )
-    exact = [row for row in found["decoding"]["rows"] if "solve" not in row["name"]]
+    exact = [row for row in found["decoding"]["rows"] if row["strategy"] != "solve"]
+    assert len(exact) < len(found["decoding"]["rows"])
     assert all(row["different_tokens"] == 0 for row in exact)
 
 
@@ -125,6 +128,26 @@ def test_a_check_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_lies_in_out_is_kept(tmp_path: Path) -> None:
+    (tmp_path / ".specdec").write_text("kept")
+    # Refused behind the check of the directory, before anything is measured.
+    result = invoke("--study", "specla", "--out", str(tmp_path), "--model", "missing")
+    assert "model 'missing': neither" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [".specdec"]
+    assert (tmp_path / ".specdec").read_text() == "kept"
+
+
+def test_only_the_strategy_solve_may_give_other_tokens(tmp_path: Path) -> None:
+    report = specla.Report(tmp_path, None, machine="m", command=["c"], about="a")
+    rows = [
+        {"group": "strategies", "name": "solve, chain of 8", "strategy": "solve", "different_tokens": 2},
+        {"group": "drafters", "name": "adapted:solved", "strategy": "exact", "different_tokens": 3},
+        {"group": "drafters", "name": "ngram", "strategy": "exact", "different_tokens": 0},
+    ]
+    report._result["decoding"] = {"rows": rows}
+    assert report.mismatches == ["drafters, adapted:solved: 3 tokens differ"]
+
+
 def test_out_must_be_a_directory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
@@ -173,6 +196,8 @@ def test_account_says_where_every_length_gains_and_what_the_difference_is() -> N
     assert "at least 0.70x (p = 0.6, n = 4) and at most 1.60x (p = 0.8, n = 4)" in text
     assert "Measured over predicted speedup: 0.70 to 1.00" in text
     assert "tokens a round over E, 1.00 to 1.00" in text
+    # At p = 0.8 and n = 4 a round costs 5 / 2 plain rounds; at n = 1 no cost would do for the paper's ratio.
+    assert "3.71x asks for rounds of as many plain rounds as (n + 1) / 3.71: n = 4: 1.35, here 2.50." in text
 
 
 def test_round_times_lie_on_a_line_of_what_is_folded_in() -> None:
@@ -275,6 +300,13 @@ def test_forced_strategies_compute_the_same(model: GatedDeltaNetForCausalLM) -> 
 
 
 def test_section_is_the_same_in_both_forms() -> None:
-    section = Section("Title", ["Before."], ["a", "b"], [["x", "1.00x"]], ["After."])
-    assert section.markdown(2) == "## Title\n\nBefore.\n\n| a | b |\n| --- | ---: |\n| x | 1.00x |\n\nAfter."
+    section = Section("Of [x]", ["Before [b]."], ["a|b", "[c]"], [["d[/x]|[red]e", "1.00x"]])
+    assert section.markdown(2) == (
+        "## Of [x]\n\nBefore [b].\n\n| a\\|b | [c] |\n| --- | ---: |\n| d[/x]\\|[red]e | 1.00x |"
+    )
+    console = Console(width=80, file=io.StringIO(), highlight=False)
+    section.print(console)
+    assert console.file.getvalue().split() == [  # type: ignore[attr-defined]
+        "Of", "[x]", "Before", "[b].", "a|b", "[c]", "d[/x]|[red]e", "1.00x"
+    ]  # fmt: skip
     assert decoding.sections({"rows": [], "skipped": ["y: none"]})[0].markdown(3).endswith("- y: none")

@@ -19,7 +19,9 @@ from specdec.models.base import CausalLM
 # share a pass over the weights. Another machine's shape is learned from here.
 SHAPE = ((1, 1.0), (8, 1.46), (9, 2.0), (32, 4.9), (64, 7.0), (128, 10.5))
 SEQUENCE = 0.1  # of the time of one row, for the state of each further sequence
-LEARNING = 0.08  # of a correction, for each measurement once there were several
+# Of a correction, for each measurement that is faster or slower than thought: what interrupts a round only
+# makes it slower, and a size that seems dear is not tried again, so bad luck must not last.
+FASTER, SLOWER = 0.25, 0.05
 FIRST = 0.3  # of the first measurement at a number of nodes
 STALE = 256  # rounds of a batch size after which a correction that was not seen again is forgotten
 
@@ -53,8 +55,8 @@ class _Curve:
 class RoundCost:
     """Seconds of a round by the sequences in it and the nodes of the longest.
 
-    It never falls with the nodes. A measurement far above the estimate is an interruption, not a cost, and
-    counts for little.
+    It never falls with the nodes. A measurement above the estimate may be an interruption, not a cost, and
+    counts for less than one below.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,9 @@ class RoundCost:
         if curve is None:
             curve = self._curves[rows] = self._like(rows)
         curve.rounds += 1
+        if curve.rounds == 2:
+            # The first round ran with cold caches; kept, it would stand for its size until that came again.
+            curve.knots = {n: k for n, k in curve.knots.items() if k.seen == 0}
         prior = prior_cost(rows, nodes)
         knot = curve.knots.get(nodes)
         if knot is None:
@@ -79,11 +84,9 @@ class RoundCost:
         else:
             knot.count += 1
             knot.seen = curve.rounds
-            if curve.rounds == 2:
-                knot.ratio = min(knot.ratio, seconds / prior)  # the first round ran with cold caches
-            else:
-                new = min(seconds / prior, 1.5 * knot.ratio)
-                knot.ratio += max(1.0 / knot.count, LEARNING) * (new - knot.ratio)
+            new = min(seconds / prior, 1.5 * knot.ratio)
+            rate = FASTER if new < knot.ratio else SLOWER
+            knot.ratio += max(1.0 / knot.count, rate) * (new - knot.ratio)
         if curve.rounds % STALE == 0:
             last = curve.rounds - STALE
             curve.knots = {n: k for n, k in curve.knots.items() if k.seen > last}

@@ -12,6 +12,7 @@ from specdec import __version__
 from specdec._rules import RULES
 from specdec.cli.errors import CommandGroup
 from specdec.methods import DEFAULT_DRAFTER, DRAFTERS, METHODS
+from specdec.training import defaults
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -361,7 +362,7 @@ def train_drafter(
             help="What the drafter reads off the target, comma-separated: last (its last hidden state), "
             "fused (hidden states of a low, a middle and the last layer), readouts (recurrent read-outs of "
             "these layers), hidden:N, readout:N; or none.",
-            show_default="fused,readouts",
+            show_default=defaults.FEATURES,
         ),
     ] = None,
     tokens: Annotated[
@@ -371,17 +372,28 @@ def train_drafter(
         int | None,
         typer.Option(help="Most tokens of the text that the target reads.", show_default="all"),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sequences in a step.", show_default="8")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="256")] = None,
-    unroll: Annotated[
-        int | None, typer.Option(help="Positions of a drafted chain that are trained.", show_default="5")
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences in a step.", show_default=str(defaults.BATCH_SIZE))
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", show_default="0.004")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens in a sequence.", show_default=str(defaults.SEQ_LEN))
+    ] = None,
+    unroll: Annotated[
+        int | None,
+        typer.Option(
+            help="Positions of a drafted chain that are trained.", show_default=str(defaults.UNROLL)
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", show_default=str(defaults.LR))
+    ] = None,
     draft_vocab: Annotated[
         int | None,
         typer.Option(help="Draft only the N most frequent tokens of the text.", show_default="all tokens"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights and data order.", show_default="0")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of weights and data order.", show_default=str(defaults.SEED))
+    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(

@@ -48,7 +48,7 @@ def progress_bar() -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # it names directories
         console=console,
         transient=True,
         disable=sys.stderr is None or not console.is_terminal,

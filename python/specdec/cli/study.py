@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,12 @@ def run(options: Options) -> int:
     machine, about = describe(), f"{options.model}, {options.dtype}, {len(prompts)} prompts, greedy."
     if options.quick:
         about += " Quick: small sizes and few repeats, to see that it runs; the figures say little."
-    console.print(f"{machine}\n{about}")
+    console.print(f"{machine}\n{about}", markup=False)
     report = specla.Report(options.out, options.json, machine=machine, command=_command(options), about=about)
     every = 25  # runs, where there is no bar, a line on stderr
     with unit_progress(-(-sum(specla.steps(lab).values()) // every), every) as advance:
         written = specla.run(lab, report, advance, console)
-    console.print("\n" + "\n".join(f"written: {path}" for path in written))
+    console.print("\n" + "\n".join(f"written: {path}" for path in written), markup=False)
     for mismatch in report.mismatches:
         note(mismatch)
     return MISMATCH if report.mismatches else 0
@@ -101,7 +102,11 @@ def _check_writable(name: str, path: Path | None, *, directory: bool) -> None:
         raise ValueError(f"{name}: cannot write {path} (not a directory)")
     try:
         (path if directory else path.parent).mkdir(parents=True, exist_ok=True)
-        open_for_writing(path / ".specdec" if directory else path)
+        if directory:
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        else:
+            open_for_writing(path)
     except OSError as error:
         raise ValueError(f"{name}: cannot write {path} ({error.strerror})") from None
 

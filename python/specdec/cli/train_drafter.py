@@ -11,8 +11,8 @@ from rich.console import Console
 from specdec.cli.errors import as_option
 from specdec.cli.progress import progress_bar
 from specdec.training.drafter_loop import DrafterTraining
-from specdec.training.drafter_run import DrafterRequest, plot, prepare
-from specdec.training.running import interruptible, run_with_progress
+from specdec.training.drafter_run import TrainingRequest, plot, prepare
+from specdec.training.running import check_only_resume, interruptible, run_with_progress
 
 PLOT_NAME = "training.png"
 EVERY = 400  # steps between two evaluations and saves
@@ -23,10 +23,10 @@ def run(out: Path, given: Mapping[str, Any]) -> None:
     for name in ("target", "text"):
         if name not in given:
             raise ValueError(f"--{name} is missing, or --resume to go on with a run")
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     try:
         with console.status("target and text"):
-            cache, begin = prepare(DrafterRequest(out=out, **given), console.print)
+            cache, begin = prepare(TrainingRequest(out=out, **given), console.print)
     except ValueError as error:
         raise as_option(error) from None
     with interruptible() as asked, progress_bar() as progress:
@@ -40,10 +40,13 @@ def run(out: Path, given: Mapping[str, Any]) -> None:
 
 def resume(out: Path, given: Mapping[str, Any]) -> None:
     """Goes on with the run in `out`; nothing else may be given."""
-    for name in given:
-        option = name.replace("_", "-")
-        raise ValueError(f"--{option}: not with --resume, which takes everything from the saved run")
-    _train(DrafterTraining.resume(out), Console(highlight=False, soft_wrap=True))
+    check_only_resume(given)
+    _train(DrafterTraining.resume(out), _console())
+
+
+def _console() -> Console:
+    """Of plain lines: a directory's name may hold what rich takes for markup."""
+    return Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def _train(training: DrafterTraining, console: Console) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from specdec.costs import FASTER, SLOWER
+
 LEARNING = 0.1
 GUESS = 1.2  # tokens a call, before any was made
 GUESS_CALLS = 3.0  # that what is known of all classes counts for beside a class's own
+COLD_CALLS = 4  # the first ones run with cold caches: the fastest of them counts
 TRYING = 0.3  # of a gain, where it did not seem to pay
 EXPLORE_EVERY = 16  # drafting takes a part of a decode step: the first try costs 2% or so, then ever less
 
@@ -98,12 +101,11 @@ class Worth:
             seconds: that it took.
         """
         self._calls += 1
-        if self._calls <= 2:
-            self._seconds = seconds  # the first call ran with cold caches
+        if self._calls <= COLD_CALLS:
+            self._seconds = seconds if self._calls == 1 else min(seconds, self._seconds)
         else:
-            self._seconds += max(LEARNING, 1.0 / self._calls) * (
-                min(seconds, 3.0 * self._seconds) - self._seconds
-            )
+            new = min(seconds, 3.0 * self._seconds)
+            self._seconds += (FASTER if new < self._seconds else SLOWER) * (new - self._seconds)
         for c, tokens in gains:
             gain = self._gains[c]
             gain.calls += 1

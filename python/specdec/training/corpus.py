@@ -74,51 +74,30 @@ def write_tokens(
     path: Path,
     seed: int,
     most: int | None = None,
-    length: int | None = None,
 ) -> int:
     """Encode the texts below `folder` into `path` (uint32), each after an end-of-text token, up to `most`
     tokens; returns their number.
 
-    Raises ValueError where the tokenizer has no end-of-text token, the folder no text or, with a `length`,
-    fewer than two windows of it. A file that was there is as it was then.
+    Raises ValueError where the tokenizer has no end-of-text token or the folder no text.
     """
     end = backend.token_to_id(END_OF_TEXT)
     if end is None:
         raise ValueError(f"tokenizer: has no {END_OF_TEXT} token")
     partial = path.with_name(path.name + ".partial")
-    try:
-        total = _encode(read_texts(folder, seed), backend, end, partial, most)
-        if total == 0:
-            raise ValueError(f"text: {str(folder)!r} holds no readable text")
-        if length is not None:
-            _check_windows(total, length)
-    except ValueError:
-        partial.unlink()
-        raise
-    os.replace(partial, path)
-    return total
-
-
-def _encode(
-    texts: Iterator[str], backend: tokenizers.Tokenizer, end: int, path: Path, most: int | None
-) -> int:
     total = 0
-    with path.open("wb") as file:
-        for text in texts:
+    with partial.open("wb") as file:
+        for text in read_texts(folder, seed):
             ids = [end, *backend.encode(text, add_special_tokens=False).ids]
             ids = ids if most is None else ids[: most - total]
             np.asarray(ids, dtype=np.uint32).tofile(file)
             total += len(ids)
             if total == most:
                 break
+    if total == 0:
+        partial.unlink()
+        raise ValueError(f"text: {str(folder)!r} holds no readable text")
+    os.replace(partial, path)
     return total
-
-
-def _check_windows(tokens: int, length: int) -> None:
-    if tokens < 2 * length + 1:
-        raise ValueError(
-            f"text: holds {tokens} tokens, want at least {2 * length + 1} (two windows of {length})"
-        )
 
 
 class TokenWindows:
@@ -141,10 +120,14 @@ class TokenWindows:
         self._tokens = np.memmap(path, dtype=np.uint32, mode="r")
         self._length = length
         self._seed = seed
-        _check_windows(len(self._tokens), length)
         windows = (len(self._tokens) - 1) // length
         self.num_held_out = max(1, windows // 50)
         self.num_training = windows - self.num_held_out
+        if self.num_training < 1:
+            raise ValueError(
+                f"text: holds {len(self._tokens)} tokens, "
+                f"want at least {2 * length + 1} (two windows of {length})"
+            )
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from specdec._checks import check_boolean, check_integer, check_number
-from specdec.models.checkpoint import open_weights, write_json, write_tensors
-from specdec.models.config import read_json_object
+from specdec.models.checkpoint import write_json, write_tensors
 from specdec.models.drafter_checkpoint import VOCABULARY, save_drafter
 from specdec.models.drafter_config import RecurrentDrafterConfig
 from specdec.models.features import Feature
@@ -28,7 +26,7 @@ from specdec.training.drafter_model import TrainableDrafter
 from specdec.training.evaluation import Acceptance, chain_matches, summarize
 from specdec.training.features import FeatureCache
 from specdec.training.optimization import Optimization
-from specdec.training.running import HISTORY_NAME, MAX_HISTORY_BYTES, STATE_NAME, Run
+from specdec.training.running import HISTORY_NAME, STATE_NAME, Run, saved_history, saved_state
 from specdec.training.target import FrozenTarget
 
 CHAIN = 5  # positions of a chain on held-out text
@@ -60,11 +58,11 @@ class DrafterOptions:
 
     config: RecurrentDrafterConfig
     tokens: int
-    batch_size: int = 8
-    seq_len: int = 256
-    unroll: int = 5
-    lr: float = 3e-3
-    seed: int = 0
+    batch_size: int
+    seq_len: int
+    unroll: int
+    lr: float
+    seed: int
     autocast: bool = True
 
     def __post_init__(self) -> None:
@@ -130,12 +128,20 @@ class DrafterTraining(Run):
         vocabulary: ascending tokens that the drafter can draft, None for all.
 
     Attributes:
+        out: as given.
+        options: as given.
+        target: as given.
         step: steps done so far.
         history: how it went so far.
+        windows: of the text.
+        model: what is trained.
 
     Raises:
         ValueError: the text is too short.
     """
+
+    options: DrafterOptions
+    history: DrafterHistory
 
     def __init__(
         self,
@@ -182,54 +188,27 @@ class DrafterTraining(Run):
             ValueError: there is no run, its state is damaged, or its target, text or features are not there
                 any more.
         """
-        path = out / STATE_NAME
-        if not path.is_file():
-            raise ValueError(f"{out}: has no {STATE_NAME} to resume from")
-        with open_weights(path) as file:
-            metadata = file.metadata() or {}
-            try:
-                options = DrafterOptions.from_dict(json.loads(metadata["options"]))
-                step = int(metadata["step"])
-                directory, place = Path(metadata["target"]), Path(metadata["cache"])
-                saved = read_json_object(out / HISTORY_NAME, MAX_HISTORY_BYTES)
-                history = DrafterHistory(
-                    [(s, x) for s, x in saved["training"] if s < step],
-                    [(s, x) for s, x in saved["held_out"] if s <= step],
-                )
-                vocabulary = None
-                if options.config.draft_vocab_size is not None:
-                    vocabulary = file.get_tensor(VOCABULARY).long()
-            except (KeyError, TypeError, ValueError, SafetensorError) as error:
-                raise ValueError(f"{path}: not the state of a run ({error})") from None
-            target = FrozenTarget(directory)
-            if target.sha256 != options.config.target.sha256:
-                raise ValueError(f"{directory}: has other weights than those that the run in {out} is for")
-            features = [Feature.parse(name) for name in options.config.features]
-            cache = FeatureCache(place, target, options.seq_len, features)
-            if cache.missing_windows or metadata["tokens_sha256"] != cache.tokens_sha256:
-                raise ValueError(f"{place}: does not hold the features of the run in {out} any more")
-            run = cls(out, options, target, cache, vocabulary)
-            try:
-                run._optimization.restore(file)
-            except (RuntimeError, SafetensorError) as error:
-                raise ValueError(f"{path}: not the state of a run ({error})") from None
+        with saved_state(out) as (file, metadata):
+            options = DrafterOptions.from_dict(json.loads(metadata["options"]))
+            step = int(metadata["step"])
+            directory, place = Path(metadata["target"]), Path(metadata["cache"])
+            tokens_sha256 = metadata["tokens_sha256"]
+            history = DrafterHistory(*saved_history(out, step))
+            vocabulary = None
+            if options.config.draft_vocab_size is not None:
+                vocabulary = file.get_tensor(VOCABULARY).long()
+        target = FrozenTarget(directory)
+        if target.sha256 != options.config.target.sha256:
+            raise ValueError(f"{directory}: has other weights than those that the run in {out} is for")
+        features = [Feature.parse(name) for name in options.config.features]
+        cache = FeatureCache(place, target, options.seq_len, features)
+        if cache.missing_windows or tokens_sha256 != cache.tokens_sha256:
+            raise ValueError(f"{place}: does not hold the features of the run in {out} any more")
+        run = cls(out, options, target, cache, vocabulary)
+        with saved_state(out) as (file, _):
+            run._optimization.restore(file)
         run.step, run.history = step, history
         return run
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return self.options.steps
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of a step's batch."""
-        return self.options.batch_size * self.options.seq_len
-
-    @property
-    def evaluated(self) -> int | None:
-        """The step of the newest figures on held-out text."""
-        return self.history.held_out[-1][0] if self.history.held_out else None
 
     def train_step(self) -> float:
         """One optimiser step; returns the loss in nats a token.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,20 +13,21 @@ from torch import Tensor
 
 from specdec._checks import check_integer
 from specdec.models import load_tokenizer
-from specdec.models.checkpoint import resolve_model
+from specdec.models.checkpoint import files_sha256, resolve_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.drafter_config import DrafterTarget, RecurrentDrafterConfig
+from specdec.training import defaults
 from specdec.training.corpus import TOKENS_NAME, TokenWindows, write_tokens
 from specdec.training.drafter_loop import DrafterOptions, DrafterTraining
 from specdec.training.features import FeatureCache
-from specdec.training.running import STATE_NAME
+from specdec.training.running import check_unused
 from specdec.training.target import FrozenTarget
 
 CACHE_NAME = "features"
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterRequest:
+class TrainingRequest:
     """What a new run is to be, as the command takes it.
 
     Attributes:
@@ -43,20 +45,20 @@ class DrafterRequest:
     target: str
     text: Path
     out: Path
-    features: str = "fused,readouts"
+    features: str = defaults.FEATURES
     cache: Path | None = None
     text_tokens: int | None = None
     tokens: int | None = None
-    batch_size: int = 8
-    seq_len: int = 256
-    unroll: int = 5
-    lr: float = 4e-3
+    batch_size: int = defaults.BATCH_SIZE
+    seq_len: int = defaults.SEQ_LEN
+    unroll: int = defaults.UNROLL
+    lr: float = defaults.LR
     draft_vocab: int | None = None
-    seed: int = 0
+    seed: int = defaults.SEED
 
 
 def prepare(
-    request: DrafterRequest, note: Callable[[str], None]
+    request: TrainingRequest, note: Callable[[str], None]
 ) -> tuple[FeatureCache, Callable[[], DrafterTraining]]:
     """The features' cache, which may have to be computed yet, and what begins the run once it is.
 
@@ -71,8 +73,7 @@ def prepare(
     r = request
     if not r.text.is_dir():
         raise ValueError(f"text: {str(r.text)!r} is not a folder")
-    if (r.out / STATE_NAME).exists():
-        raise ValueError(f"out: {str(r.out)!r} holds a run already; add --resume or name another directory")
+    check_unused(r.out)
     if r.text_tokens is not None:
         check_integer("text_tokens", r.text_tokens, 1)
     directory = resolve_model(r.target)
@@ -106,9 +107,7 @@ def prepare(
     place.mkdir(parents=True, exist_ok=True)
     r.out.mkdir(parents=True, exist_ok=True)
     path = place / TOKENS_NAME
-    backend = load_tokenizer(r.target).backend
-    # What is too short is refused before it takes the place of another run's tokens.
-    total = write_tokens(r.text, backend, path, r.seed, most=r.text_tokens, length=r.seq_len)
+    total = _place_tokens(r, path)
     windows = TokenWindows(path, r.seq_len, r.seed)
     if r.tokens is None:
         options = dataclasses.replace(options, tokens=windows.training_tokens)
@@ -129,6 +128,27 @@ def prepare(
         return DrafterTraining(r.out, options, target, cache, vocabulary)
 
     return cache, begin
+
+
+def _place_tokens(request: TrainingRequest, path: Path) -> int:
+    """Has the text's tokens at `path`; returns their number. Raises ValueError where others are there: a run
+    may still need them, and features are of no use with a text that they are not of.
+    """
+    new = path.with_name(path.name + ".new")
+    backend = load_tokenizer(request.target).backend
+    try:
+        total = write_tokens(request.text, backend, new, request.seed, most=request.text_tokens)
+        TokenWindows(new, request.seq_len, request.seed)  # what is too short is not kept
+        if not path.exists():
+            os.replace(new, path)
+        elif files_sha256([path]) != files_sha256([new]):
+            raise ValueError(
+                f"cache: {str(path.parent)!r} holds another text (made with another --text, --text-tokens or "
+                "--seed); name another directory, or delete this one"
+            )
+    finally:
+        new.unlink(missing_ok=True)
+    return total
 
 
 def _multiplies_bfloat16() -> bool:

@@ -17,12 +17,10 @@ class Acceptance:
         match: chance that position j of a chain is the target's choice where all before it were.
         mean_accepted_length: tokens of a round, the bonus token counted: one and the accepted ones, over all
             positions.
-        walked: the same over the positions at which decoding along the text would begin a round.
     """
 
     match: tuple[float, ...]
     mean_accepted_length: float
-    walked: float
 
 
 def chain_matches(
@@ -57,12 +55,4 @@ def summarize(matches: Tensor) -> Acceptance:
     reached = accepted.sum((0, 1)).tolist()
     tried = [matches.shape[0] * matches.shape[1], *reached[:-1]]
     match = tuple(hits / max(1, total) for hits, total in zip(reached, tried, strict=True))
-    counts = accepted.sum(-1)
-    rounds = tokens = 0
-    for row in counts.tolist():
-        place = 0
-        while place < len(row):
-            rounds += 1
-            tokens += row[place] + 1
-            place += row[place] + 1
-    return Acceptance(match, 1 + float(counts.double().mean()), tokens / rounds)
+    return Acceptance(match, 1 + float(accepted.sum(-1).double().mean()))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec._checks import shown
 from specdec.models.checkpoint import files_sha256, write_json
 from specdec.models.config import read_json_object
 from specdec.models.features import Feature, FeatureTap
@@ -37,8 +38,7 @@ _SPARE_BYTES = 256 << 20  # left free on the disk
 class FeatureCache:
     """Features of one text by one target, in a directory that holds the text's `tokens.bin` already.
 
-    What is there is kept where it belongs to the same weights, tokens and window length, and is begun anew
-    where not. Features of other choices can lie beside each other.
+    What is there is kept; features of several choices can lie beside each other.
 
     Args:
         directory: of the cache.
@@ -53,7 +53,8 @@ class FeatureCache:
         tokens_sha256: of the text.
 
     Raises:
-        ValueError: the target has no such feature, or `features.json` is damaged.
+        ValueError: the target has no such feature, there is no text, or `features.json` is damaged or of
+            other weights, tokens or windows: what a run may still need is not replaced.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class FeatureCache:
         wanted = dict.fromkeys((target.last, *features))
         self._sizes = {feature: self._target.feature_size(feature) for feature in wanted}
         tokens = directory / TOKENS_NAME
+        if not tokens.is_file():
+            raise ValueError(f"{directory}: has no {TOKENS_NAME}, the text that the features are of")
         self.windows = (tokens.stat().st_size // 4 - 1) // seq_len
         self.tokens_sha256 = files_sha256([tokens])
         self._belongs = {
@@ -81,8 +84,8 @@ class FeatureCache:
 
     @property
     def missing_windows(self) -> int:
-        """Windows that some feature lacks: how many the target has to read."""
-        return self.windows - min(self._done.get(feature, 0) for feature in self._sizes)
+        """How many windows the target has to read; again for features that are not equally far."""
+        return sum(self.windows - done for done in {self._done.get(feature, 0) for feature in self._sizes})
 
     @property
     def missing_bytes(self) -> int:
@@ -110,7 +113,8 @@ class FeatureCache:
 
         Args:
             should_stop: asked before every batch of windows.
-            on_windows: called with the number of windows after every batch.
+            on_windows: called with the number of windows after every batch; they add up to
+                `missing_windows`.
 
         Returns:
             True where everything is there.
@@ -187,8 +191,12 @@ class FeatureCache:
             return {}
         index = read_json_object(path, _MAX_INDEX_BYTES)
         done: dict[Feature, int] = {}
-        if {key: index.get(key) for key in self._belongs} != self._belongs:
-            return done
+        for key, wanted in self._belongs.items():
+            if index.get(key) != wanted:
+                raise ValueError(
+                    f"{path}: is of another {key.removesuffix('_sha256')} ({key} {shown(index.get(key))}, "
+                    f"want {shown(wanted)}); name another cache, or delete this one"
+                )
         try:
             for name, windows in index["done"].items():
                 feature = Feature.parse(name)

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 
 from specdec._checks import check_integer, check_number
-from specdec.models.checkpoint import open_weights, save_model, write_json, write_tensors
-from specdec.models.config import GatedDeltaNetConfig, read_json_object
+from specdec.models.checkpoint import save_model, write_json, write_tensors
+from specdec.models.config import GatedDeltaNetConfig
 from specdec.training.corpus import TOKENS_NAME, TokenWindows
 from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
 from specdec.training.optimization import Optimization
-from specdec.training.running import HISTORY_NAME, MAX_HISTORY_BYTES, STATE_NAME, Run
+from specdec.training.running import HISTORY_NAME, STATE_NAME, Run, saved_history, saved_state
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,9 @@ class Training(Run):
         history: losses so far.
     """
 
+    options: TrainingOptions
+    history: History
+
     def __init__(self, out: Path, options: TrainingOptions) -> None:
         self.out = out
         self.options = options
@@ -117,36 +119,12 @@ class Training(Run):
     @classmethod
     def resume(cls, out: Path) -> Training:
         """The run saved in `out`. Raises ValueError where there is none or its state is damaged."""
-        path = out / STATE_NAME
-        if not path.is_file():
-            raise ValueError(f"{out}: has no {STATE_NAME} to resume from")
-        with open_weights(path) as file:
-            metadata = file.metadata() or {}
-            try:
-                run = cls(out, TrainingOptions.from_json(metadata["options"]))
-                run.step = int(metadata["step"])
-                run._optimization.restore(file)
-                saved = read_json_object(out / HISTORY_NAME, MAX_HISTORY_BYTES)
-                run.history.training = [(s, x) for s, x in saved["training"] if s < run.step]
-                run.history.held_out = [(s, x) for s, x in saved["held_out"] if s <= run.step]
-            except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
-                raise ValueError(f"{path}: not the state of a run ({error})") from None
+        with saved_state(out) as (file, metadata):
+            run = cls(out, TrainingOptions.from_json(metadata["options"]))
+            run.step = int(metadata["step"])
+            run._optimization.restore(file)
+            run.history = History(*saved_history(out, run.step))
         return run
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return self.options.steps
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of a step's batch."""
-        return self.options.batch_size * self.options.seq_len
-
-    @property
-    def evaluated(self) -> int | None:
-        """The step of the newest held-out losses."""
-        return self.history.held_out[-1][0] if self.history.held_out else None
 
     def train_step(self) -> float:
         """One optimiser step; returns the last layer's loss in nats a token. Raises ValueError where it

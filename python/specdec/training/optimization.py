@@ -74,10 +74,24 @@ class Optimization:
 
     @torch.no_grad()
     def restore(self, file: Any) -> None:
-        """Take weights and moments from an open safetensors file."""
-        for name, parameter in self._model.named_parameters():
-            parameter.copy_(file.get_tensor(f"weights/{name}"))
+        """Take weights and moments from an open safetensors file.
+
+        Raises:
+            SafetensorError: one is missing.
+            ValueError: one has another shape than the model's.
+        """
+        named = list(self._model.named_parameters())
+        found = {}
+        for name, parameter in named:
+            for kind in ("weights", "step", *_MOMENTS):
+                tensor = file.get_tensor(f"{kind}/{name}")
+                shape = () if kind == "step" else tuple(parameter.shape)
+                if tensor.shape != shape:
+                    raise ValueError(f"{kind}/{name}: got shape {tuple(tensor.shape)}, want {shape}")
+                found[kind, name] = tensor
+        for name, parameter in named:
+            parameter.copy_(found["weights", name])
             self._adamw.state[parameter] = {
-                "step": file.get_tensor(f"step/{name}"),
-                **{m: file.get_tensor(f"{m}/{name}").to(parameter.device) for m in _MOMENTS},
+                "step": found["step", name],
+                **{m: found[m, name].to(parameter.device) for m in _MOMENTS},
             }

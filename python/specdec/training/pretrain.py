@@ -11,12 +11,13 @@ import typer
 from rich.console import Console
 
 from specdec._checks import shown
+from specdec.cli.errors import as_option
 from specdec.models.checkpoint import load_config, resolve_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.tokenizer import TOKENIZER_NAME, Tokenizer
 from specdec.training.corpus import END_OF_TEXT, TOKENS_NAME, train_tokenizer, write_tokens
 from specdec.training.loop import History, Training, TrainingOptions
-from specdec.training.running import STATE_NAME, run_with_progress
+from specdec.training.running import check_only_resume, check_unused, run_with_progress
 
 PLOT_NAME = "loss.png"
 
@@ -69,7 +70,7 @@ def pretrain(
 
     Ctrl-C saves and ends; `--resume` then gives the same weights, bit for bit, as a run without a break.
     """
-    console = Console()
+    console = Console(markup=False)
     settings = {
         "tokens": tokens,
         "batch_size": batch_size,
@@ -84,16 +85,14 @@ def pretrain(
     paths = {"text": text, "config": config, "tokenizer": tokenizer, "exit_layers": exit_layers}
     try:
         if resume:
-            extra = [*given, *(name for name, value in paths.items() if value is not None)]
-            if extra:
-                option = extra[0].replace("_", "-")
-                raise ValueError(f"--{option}: not with --resume, which takes everything from the saved run")
+            check_only_resume([*given, *(name for name, value in paths.items() if value is not None)])
             run = Training.resume(out)
         else:
             run = prepare(out, text, config, tokenizer, exit_layers, given, console)
         finished = run_with_progress(run, console, lambda: _held_out(run.history))
     except (ValueError, OSError, RuntimeError) as error:
-        message = " ".join(str(error).split())
+        shown_error = as_option(error) if isinstance(error, ValueError) else error
+        message = " ".join(str(shown_error).split())
         print(f"error: {message}", file=sys.stderr)
         raise typer.Exit(2) from None
     _report(run, finished, console)
@@ -115,8 +114,7 @@ def prepare(
         raise ValueError("--text is missing (a folder of text files), or --resume to go on with a run")
     if not text.is_dir():
         raise ValueError(f"--text: {str(text)!r} is not a folder")
-    if (out / STATE_NAME).exists():
-        raise ValueError(f"--out: {str(out)!r} holds a run already; add --resume or name another directory")
+    check_unused(out)
     base = load_config(resolve_model("gdn-code")) if config is None else GatedDeltaNetConfig.from_file(config)
     base = dataclasses.replace(base, early_exit_layers=_exits(exit_layers, base))
     TrainingOptions(base, **{"tokens": 1, **given})  # refused before the text is read

@@ -1,4 +1,6 @@
-"""What the trainings of models and drafters share: the loop around the steps, Ctrl-C, the progress line."""
+"""What the trainings of models and drafters share: the loop around the steps, the files of a run's directory,
+Ctrl-C, the progress line.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +8,75 @@ import contextlib
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
+
+from specdec.models.checkpoint import open_weights
+from specdec.models.config import read_json_object
 
 STATE_NAME = "training.safetensors"
 HISTORY_NAME = "losses.json"
-MAX_HISTORY_BYTES = 1 << 28
+
+_MAX_HISTORY_BYTES = 1 << 28
+
+
+class RunOptions(Protocol):
+    """What a run asks of the options that define it."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+
+    @property
+    def batch_size(self) -> int:
+        """Windows in a step."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in a window."""
+
+
+class RunHistory(Protocol):
+    """What a run asks of its history."""
+
+    @property
+    def held_out(self) -> Sequence[tuple[int, object]]:
+        """Steps with the figures on held-out text, oldest first."""
 
 
 class Run(ABC):
     """A training run that can be saved after any step.
 
     Attributes:
+        options: what defines the run.
+        history: how it went so far.
         step: steps done so far.
     """
 
+    options: RunOptions
+    history: RunHistory
     step: int
 
     @property
-    @abstractmethod
     def steps(self) -> int:
         """Steps of the whole run."""
+        return self.options.steps
 
     @property
-    @abstractmethod
     def tokens_per_step(self) -> int:
         """Tokens of a step's batch."""
+        return self.options.batch_size * self.options.seq_len
 
     @property
-    @abstractmethod
     def evaluated(self) -> int | None:
         """The step of the newest evaluation."""
+        return self.history.held_out[-1][0] if self.history.held_out else None
 
     @abstractmethod
     def train_step(self) -> float:
@@ -80,6 +117,52 @@ class Run(ABC):
             self.evaluate()
         self.save()
         return finished
+
+
+def check_unused(out: Path) -> None:
+    """Raise ValueError where the directory `out` holds a run, which a new one would replace."""
+    if (out / STATE_NAME).exists():
+        raise ValueError(f"out: {str(out)!r} holds a run already; add --resume or name another directory")
+
+
+def check_only_resume(given: Iterable[str]) -> None:
+    """Raise ValueError for the first of the options `given`, by parameter name, beside --resume."""
+    for name in given:
+        option = name.replace("_", "-")
+        raise ValueError(f"--{option}: not with --resume, which takes everything from the saved run")
+
+
+@contextlib.contextmanager
+def saved_state(out: Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """The open state file of the run in `out`, and its metadata.
+
+    Raises:
+        ValueError: there is none, or what the block reads of it is not as a run wrote it.
+    """
+    path = out / STATE_NAME
+    if not path.is_file():
+        raise ValueError(f"{out}: has no {STATE_NAME} to resume from")
+    with open_weights(path) as file:
+        try:
+            yield file, file.metadata() or {}
+        except (
+            AttributeError,
+            KeyError,
+            OSError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            SafetensorError,
+        ) as error:
+            raise ValueError(f"{path}: not the state of a run ({error})") from None
+
+
+def saved_history(out: Path, step: int) -> tuple[list[Any], list[Any]]:
+    """Training losses and held-out figures in `out` as they were when `step` steps were done."""
+    saved = read_json_object(out / HISTORY_NAME, _MAX_HISTORY_BYTES)
+    return [(s, x) for s, x in saved["training"] if s < step], [
+        (s, x) for s, x in saved["held_out"] if s <= step
+    ]
 
 
 @contextlib.contextmanager

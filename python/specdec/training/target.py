@@ -27,6 +27,7 @@ class FrozenTarget:
         config: sizes.
         sha256: of the weights.
         model: computes features.
+        weights: all of its tensors, by the names of the checkpoint.
         embeddings: `[V, D]`.
         head: `[V, D]`.
         last: the feature behind which final norm and head make the target's distribution.

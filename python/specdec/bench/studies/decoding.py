@@ -16,7 +16,6 @@ CHAINS = (4, 8)
 TREES = (("2,1", 8), ("2,2,1", 10), ("4,2,1", 16))
 STRATEGY_TREE = ("4,2,1", 16)
 PRUNED = "auto"  # `--draft-tree auto`: grown best first, pruned by confidence
-FIXED = ("1", *(tree for tree, _ in TREES))
 
 Result = dict[str, Any]
 

@@ -119,12 +119,8 @@ class Lab:
         )
         baseline = measured[0]
         known = [runs[0].tokens for runs in baseline.runs]
-        plain = sum(r.seconds for u in baseline.runs for r in u) / sum(
-            r.rounds for u in baseline.runs for r in u
-        )
         return [
-            {"name": entry.name, "batch": batch, "plain_seconds_per_round": plain}
-            | _summary(m, baseline, known)
+            {"name": entry.name, "batch": batch, "strategy": entry.strategy} | _summary(m, baseline, known)
             for entry, m in zip(entries, measured[1:], strict=True)
         ]
 

@@ -1,0 +1,8 @@
+"""What `specdec train-drafter` does unasked. Nothing here imports torch, so that --help answers at once."""
+
+FEATURES = "fused,readouts"
+BATCH_SIZE = 8
+SEQ_LEN = 256
+UNROLL = 5
+LR = 4e-3
+SEED = 0
