@@ -261,13 +261,16 @@ def test_windows_that_are_told_add_up_to_those_that_were_missing(
 
 def test_a_shared_cache_keeps_its_text(text: Path, target: Path, tmp_path: Path) -> None:
     shared = tmp_path / "cache"
+    # A text without features is of no use to any run, as where it was too short for a window: it is replaced.
+    with pytest.raises(ValueError, match="text: holds 40 tokens"):
+        started(text, target, tmp_path / "short", cache=shared, text_tokens=40)
     first = started(text, target, tmp_path / "first", cache=shared, text_tokens=3000)
     first.train_step()
     first.save()
     # The same text serves another run; another one is refused and leaves the first run as it was.
     assert started(text, target, tmp_path / "second", cache=shared, text_tokens=3000, lr=1e-2).steps == 9
     for changes in ({"text_tokens": 2900}, {"text_tokens": 3000, "seed": 6}):
-        with pytest.raises(ValueError, match=r"cache: '.*' holds another text"):
+        with pytest.raises(ValueError, match=r"cache: '.*' holds features of another text"):
             started(text, target, tmp_path / "third", cache=shared, **changes)
     assert DrafterTraining.resume(tmp_path / "first").step == 1
     assert not list(shared.glob("*.new"))
@@ -428,7 +431,7 @@ def rewritten(out: Path, tensors: dict[str, torch.Tensor] | None = None, **metad
         ({"exp_avg_sq/own_proj.weight": torch.ones(64)}, {}),
         ({"step/norm.weight": torch.ones(64)}, {}),
     ],
-    ids=str,
+    ids=lambda changed: ",".join(changed) or "-",
 )
 def test_a_damaged_state_is_one_error(
     saved_run: Path, tmp_path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str | None]

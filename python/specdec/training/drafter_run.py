@@ -19,7 +19,7 @@ from specdec.models.drafter_config import DrafterTarget, RecurrentDrafterConfig
 from specdec.training import defaults
 from specdec.training.corpus import TOKENS_NAME, TokenWindows, write_tokens
 from specdec.training.drafter_loop import DrafterOptions, DrafterTraining
-from specdec.training.features import FeatureCache
+from specdec.training.features import INDEX_NAME, FeatureCache
 from specdec.training.running import check_unused
 from specdec.training.target import FrozenTarget
 
@@ -131,20 +131,20 @@ def prepare(
 
 
 def _place_tokens(request: TrainingRequest, path: Path) -> int:
-    """Has the text's tokens at `path`; returns their number. Raises ValueError where others are there: a run
-    may still need them, and features are of no use with a text that they are not of.
+    """Has the text's tokens at `path`; returns their number. Raises ValueError where features of others are
+    there: a run may still need them.
     """
     new = path.with_name(path.name + ".new")
     backend = load_tokenizer(request.target).backend
     try:
         total = write_tokens(request.text, backend, new, request.seed, most=request.text_tokens)
         TokenWindows(new, request.seq_len, request.seed)  # what is too short is not kept
-        if not path.exists():
+        if not path.exists() or not path.with_name(INDEX_NAME).exists():  # no features of another text
             os.replace(new, path)
         elif files_sha256([path]) != files_sha256([new]):
             raise ValueError(
-                f"cache: {str(path.parent)!r} holds another text (made with another --text, --text-tokens or "
-                "--seed); name another directory, or delete this one"
+                f"cache: {str(path.parent)!r} holds features of another text (made with another --text, "
+                "--text-tokens or --seed); name another directory, or delete this one"
             )
     finally:
         new.unlink(missing_ok=True)

@@ -235,7 +235,7 @@ _KINDS = (
     "writes no state: the best that chains alone can do.",
     "- Decode replay: every path is stepped token by token, the state read and written back for each token, "
     "after a copy of it for each path. This is replay with decode kernels.",
-    "What we know of the paper (SpecLA, arXiv 2607.16673) does not say which of the two its root-to-leaf "
+    "The figures that we have of SpecLA (arXiv 2607.16673) do not say which of the two its root-to-leaf "
     "replay is. We read its ratios as path replay's: those of hybrid lie between path tokens over nodes and "
     "the number of leaves, which bound path replay, while decode replay moves the state twice a path token "
     "where a tree reads it once. The 2x and 5x that are wanted below are therefore held against path replay, "
