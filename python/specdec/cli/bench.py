@@ -61,9 +61,10 @@ def run(options: Options) -> int:
     methods = _methods(options.methods)
     batches = _batches(options.batch)
     try:
+        given = default_drafter(options.model) if options.drafter is None else options.drafter
         drafters = [
             DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
-            for name in split_list(options.drafter or default_drafter(options.model), "--drafter")
+            for name in split_list(given, "--drafter")
         ]
         rules = split_list(options.acceptance, "--acceptance")
         for spec in drafters:

@@ -136,9 +136,10 @@ class CombinedDrafter:
         chosen = self._chosen(requests, classes)
         if not any(chosen):
             return free
-        start = perf_counter()
         asked = [r for r, good in zip(requests, chosen, strict=True) if good]
-        drafted = iter(self._other.draft(asked))
+        found, seconds = self._other.draft(asked)
+        start = perf_counter()
+        drafted = iter(found)
         proposals, gains = [], []
         for request, proposal, covered, good in zip(requests, free, classes, chosen, strict=True):
             if not good:
@@ -149,7 +150,7 @@ class CombinedDrafter:
             price = request.prices.node
             gains.append((covered, merged.gain(price) - proposal.gain(price)))
         if asked[0].prices.second > 0.0:
-            self._worth.observe(gains, perf_counter() - start)
+            self._worth.observe(gains, seconds + perf_counter() - start)
         return proposals
 
     def _chosen(self, requests: Sequence[DraftRequest], classes: Sequence[int]) -> list[bool]:

@@ -44,8 +44,12 @@ def embedded_drafters() -> dict[str, Path]:
 
 def shipped_drafter(directory: Path | None) -> Path | None:
     """The drafter that comes with the embedded model in `directory`; None for all other models."""
-    drafters = embedded_drafters()
-    return next((drafters.get(name) for name, path in embedded_models().items() if path == directory), None)
+    if directory is None:
+        return None
+    drafters, place = embedded_drafters(), directory.resolve()  # one directory may have several paths
+    return next(
+        (drafters.get(name) for name, path in embedded_models().items() if path.resolve() == place), None
+    )
 
 
 def _assets() -> dict[str, Path]:
