@@ -9,7 +9,7 @@ import pytest
 
 from specdec.budget import DraftBudget, SequenceBudget
 from specdec.costs import RoundCost, prior_cost
-from specdec.drafters.worth import EXPLORE_EVERY, Exploration, Worth
+from specdec.drafters.worth import EXPLORE_EVERY, Exploration, SecondsOfLate, Worth
 from specdec.tree import TokenTree
 
 
@@ -203,6 +203,19 @@ def test_equal_histories_give_equal_depths_whatever_the_clock_says() -> None:
 
 
 # --- whether a drafter's work pays ---
+
+
+def test_slow_calls_count_for_less_and_cold_ones_for_nothing() -> None:
+    seconds = SecondsOfLate()
+    assert seconds() == 0.0
+    for took in (0.5, 0.3, 0.2, 0.004):
+        assert seconds.cold
+        seconds.observe(took)
+    assert (seconds(), seconds.cold) == (0.004, False)
+    seconds.observe(5.0)  # counts as three times what was thought, for a twentieth
+    assert seconds() == pytest.approx(0.0044)
+    seconds.observe(0.0004)
+    assert seconds() == pytest.approx(0.0034)
 
 
 def test_exploring_becomes_rarer_and_starts_anew() -> None:

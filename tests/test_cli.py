@@ -252,6 +252,8 @@ def test_the_panel_says_what_drawn_drafts_keep_and_that_they_did_not_pay() -> No
         (["generate", "x", "--drafter", "magic"], ["--drafter", "adapted", "model:DIR", "oracle"]),
         (["generate", "x", "--drafter", "model:nowhere"], ["--drafter: model 'nowhere'"]),
         (["generate", "x", "--drafter", "exit:10"], ["--drafter: got exit:10, want at most 9"]),
+        (["generate", "x", "--drafter", ""], ["--drafter: got ''", "want one of ngram"]),
+        (["bench", "--drafter", ""], ["--drafter: got ''"]),
         (
             ["generate", "x", "--method", "autoregressive", "--drafter", "ngram"],
             ["--drafter", "autoregressive"],

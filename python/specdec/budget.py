@@ -79,7 +79,8 @@ class SequenceBudget:
         sizes: draft tokens of a proposal that is 1, 2, ... tokens deep.
         step_cost: cost of drafting one level, as a part of a decode step of the target.
         adaptive: False always drafts as deep as `sizes` goes.
-        explore_every: as for `DraftBudget`.
+        explore_every: after this many rounds without drafts, draft once to see whether it pays again. Doubled
+            while it does not, so exploring costs less and less.
     """
 
     def __init__(
@@ -129,10 +130,7 @@ class DraftBudget:
     Args:
         max_draft: most draft tokens a sequence may get in one round.
         adaptive: False always grants `max_draft` (for studies of a fixed length).
-        explore_every: for sequences whose drafts are drawn at random: after this many rounds without drafts,
-            draft once to see whether it pays again. Doubled while it does not, so exploring costs less and
-            less.
-        costs: what rounds cost; None: the loop takes what was learned about its model.
+        costs: what rounds cost; None: a loop takes what was learned about its model.
 
     Raises:
         ValueError: a number is no integer or out of its range.
@@ -143,21 +141,26 @@ class DraftBudget:
         max_draft: int = 16,
         *,
         adaptive: bool = True,
-        explore_every: int = 32,
         costs: RoundCost | None = None,
     ) -> None:
         check_integer("max_draft", max_draft, 0)
-        check_integer("explore_every", explore_every, 1)
         self.max_draft = max_draft
         self.adaptive = adaptive
-        self.costs = costs
+        self.costs = RoundCost() if costs is None else costs
+        self._given = costs
         self.acceptance = AcceptanceEstimate()
-        self._explore_every = explore_every
         self._rates: dict[int, _Rate] = {}
+
+    def for_loop(self, costs: RoundCost) -> DraftBudget:
+        """A budget of the same settings that has learned nothing yet, with these costs where this one was
+        given none: loops of different models may be made with one.
+        """
+        given = costs if self._given is None else self._given
+        return DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given)
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
-        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, explore_every=self._explore_every)
+        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive)
 
     def prices(self, rows: int) -> Prices:
         """What drafts must bring in a round of `rows` sequences."""
@@ -251,8 +254,7 @@ class DraftBudget:
             seconds: of the whole round.
             tokens: emitted by all sequences.
         """
-        if self.costs is not None:
-            self.costs.observe(rows, nodes, verify_seconds)
+        self.costs.observe(rows, nodes, verify_seconds)
         rate = self._rates.setdefault(rows, _Rate())
         # An interruption must not make time look cheap for the rounds that follow.
         slowest = 3.0 * (seconds - verify_seconds + self._seconds(rows, nodes)[nodes])
@@ -261,6 +263,4 @@ class DraftBudget:
         rate.drafts = MEMORY * rate.drafts + (1.0 - MEMORY) * (nodes - 1)
 
     def _seconds(self, rows: int, nodes: int) -> list[float]:
-        if self.costs is None:
-            self.costs = RoundCost()
         return self.costs.up_to(rows, nodes)

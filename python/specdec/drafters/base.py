@@ -21,8 +21,9 @@ class Prices(NamedTuple):
     """What drafts must bring.
 
     Attributes:
-        node: tokens that a verified node of one sequence must bring; 0: whatever is allowed is drafted.
-        second: tokens that a second of drafting must bring, all sequences together.
+        node: tokens that a verified node of one sequence must bring.
+        second: tokens that a second of drafting must bring, all sequences together. 0 says that there are no
+            prices, whatever `node` is: all that is allowed is drafted.
     """
 
     node: float = 0.0
