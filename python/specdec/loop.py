@@ -318,7 +318,7 @@ class Loop:
         if self.drafter is not None:
             features = None if tap is None else tap.rows()  # [B, N, F]
             for row, (sequence, path, event) in enumerate(zip(active, kept, events, strict=True)):
-                seen = None if features is None else features[row, path]
+                seen = None if features is None else _rows_at(features[row], path)
                 self.drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens, seen)
         self._leave(finished)
         t6 = perf_counter()
@@ -435,3 +435,13 @@ def _check_accepted(sequence: ActiveSequence, proposal: Proposal, path: Sequence
     tree = proposal.tree
     parents = None if tree.is_chain else [-1, *(above + 1 for above in tree.parents)]  # below the root token
     check_branch(f"path: slot {sequence.slot}", path, parents)
+
+
+def _rows_at(rows: Tensor, path: Sequence[int]) -> Tensor:
+    """`rows[path]` of [N, F], without what indexing does from some thousand numbers on: it wakes torch's own
+    threads, which then spin on the cores that the next operators want.
+    """
+    last = len(path) - 1
+    if path[last] == last:  # a path ascends: these are the first rows
+        return rows[: last + 1].clone()
+    return torch.stack([rows[node] for node in path])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from loop.models import random_model
+from loop.recurrent import random_drafter
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
@@ -14,6 +15,8 @@ from specdec.drafters import DraftRequest, NGramDrafter, Proposal
 from specdec.drafters.base import Prices
 from specdec.drafters.combined import CombinedDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.drafters.oracle import OracleDrafter
+from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.drafters.shape import TreeShape
 from specdec.generation import Request
 from specdec.loop import Loop
@@ -177,6 +180,19 @@ def test_both_trees_become_one_and_each_learns_of_its_own_nodes(model):
 def test_drafters_that_draw_are_not_combined(model):
     with pytest.raises(ValueError, match="drafters: got model, which draws at random"):
         CombinedDrafter(NGramDrafter(), ModelDrafter(model))
+
+
+def test_parts_that_do_not_fit_are_not_combined(model):
+    reader = RecurrentDrafter(random_drafter(model, 1), draw=False)
+    with pytest.raises(ValueError, match="free: got adapted, which reads features"):
+        CombinedDrafter(reader, RecurrentDrafter(random_drafter(model, 1), draw=False))
+    with pytest.raises(TypeError, match=r"other: got .*NGramDrafter.*, want a SteppingDrafter"):
+        CombinedDrafter(NGramDrafter(), NGramDrafter())
+    with pytest.raises(TypeError, match="free: got None, want a Drafter"):
+        CombinedDrafter(None, reader)
+    drafter = CombinedDrafter(OracleDrafter([(PROMPTS[0], [4, 4, 4])], vocab_size=model.vocab_size), reader)
+    with pytest.raises(ValueError, match="free: oracle states no chances"):
+        Loop(model, drafter).run([Request(PROMPTS[0], 3)])
 
 
 def test_a_slot_that_ends_in_the_middle_leaves_nothing_behind(model):

@@ -9,6 +9,7 @@ from time import perf_counter
 
 from torch import Tensor
 
+from specdec._checks import shown
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import Drafter, DraftRequest
 from specdec.drafters.calibration import MOST, RunningRatio, outcomes
@@ -63,16 +64,23 @@ class CombinedDrafter:
     Sampled requests get deterministic trees: tokens that were drawn must not share a tree with others.
 
     Args:
-        free: such as the n-gram drafter; states chances.
+        free: such as the n-gram drafter; states chances and reads no features.
         other: the costly one.
 
     Raises:
-        ValueError: one of them draws at random.
+        TypeError: one of them is something else.
+        ValueError: one of them draws at random, or `free` reads features.
     """
 
     draws = False
 
     def __init__(self, free: Drafter, other: SteppingDrafter) -> None:
+        if isinstance(free, type) or not hasattr(free, "propose"):
+            raise TypeError(f"free: got {shown(free)}, want a Drafter such as NGramDrafter()")
+        if not isinstance(other, SteppingDrafter):
+            raise TypeError(f"other: got {shown(other)}, want a SteppingDrafter such as RecurrentDrafter")
+        if free.features:
+            raise ValueError(f"free: got {free.name}, which reads features, want a drafter that does not")
         for drafter in (free, other):
             if drafter.draws:
                 raise ValueError(
@@ -113,8 +121,14 @@ class CombinedDrafter:
         self._other.observe(slot, [other for _, other in sources if other >= 0], tokens, features)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """The free drafter's trees, with the other's where that pays."""
+        """The free drafter's trees, with the other's where that pays.
+
+        Raises:
+            ValueError: the free drafter states no chances.
+        """
         free = self._free.propose(requests)
+        if any(p.chances is None and len(p.tree) for p in free):
+            raise ValueError(f"free: {self._free.name} states no chances, want a drafter that does")
         classes = [bisect(COVERED, sum(p.chances or ())) for p in free]
         chosen = self._chosen(requests, classes)
         if not any(chosen):

@@ -10,7 +10,7 @@ from specdec.costs import FASTER, SLOWER
 LEARNING = 0.1
 GUESS = 1.2  # tokens a call, before any was made
 GUESS_CALLS = 3.0  # that what is known of all classes counts for beside a class's own
-COLD_CALLS = 4  # the first ones run with cold caches: the fastest of them counts
+COLD_CALLS = 4  # the first ones are made whatever they bring, with cold caches: the fastest of them counts
 TRYING = 0.3  # of a gain, where it did not seem to pay
 EXPLORE_EVERY = 16  # drafting takes a part of a decode step: the first try costs 2% or so, then ever less
 
@@ -107,7 +107,9 @@ class Worth:
         hopes = [self._hope(self._gains[c]) for c in classes]
         # A further row costs less than the first: half of its share.
         chosen = [hope >= 0.5 * cost / len(classes) for hope in hopes]
-        if sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
+        if self._calls < COLD_CALLS:
+            chosen = [True] * len(classes)
+        elif sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
             chosen = [False] * len(classes)
         seen = set()
         for i, c in enumerate(classes):
