@@ -107,7 +107,7 @@ class Worth:
         hopes = [self._hope(self._gains[c]) for c in classes]
         # A further row costs less than the first: half of its share.
         chosen = [hope >= 0.5 * cost / len(classes) for hope in hopes]
-        if self._calls < COLD_CALLS:
+        if self._seconds.cold:
             chosen = [True] * len(classes)
         elif sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
             chosen = [False] * len(classes)
