@@ -87,8 +87,8 @@ class _Slot:
         greedy: whether it last drafted for a greedy request.
         row: its row in the round being drafted, or -1.
         roots: emitted tokens at the start of that row, the unseen ones when it began.
-        columns: places in that row of the nodes that the drafter has run, by node of the proposal (-1: the
-            last emitted token).
+        columns: places in that row of the nodes that the drafter has run: by node of the growing tree (0: the
+            last emitted token), and once that is finished by node of the proposal.
         committed: nodes of its row to commit, once the target has decided.
         tree: what it proposed, until the round is decided.
         said: (probability, rank) of the tree's nodes.
