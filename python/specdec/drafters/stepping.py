@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec._host import MAX_SERIAL_NODES
-from specdec.cache import DecodingCache, Round, Steps, path_tensor
+from specdec.cache import Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import Calibration, outcomes
 from specdec.drafters.draws import draw_children
@@ -28,7 +28,7 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
 from specdec.drafters.worth import SecondsOfLate, Worth
-from specdec.models.base import CausalLM
+from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
@@ -103,25 +103,6 @@ class _Slot:
     committed: list[int] = field(default_factory=list)
     tree: TokenTree | None = None
     said: list[tuple[float, int]] = field(default_factory=list)
-
-
-class DraftModel(Protocol):
-    """What drafts are made with."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens V of the target."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers that drafting one token reads."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a text."""
-
-    def new_cache(self, slots: int) -> DecodingCache:
-        """An empty cache for `slots` sequences."""
 
 
 class SteppingDrafter(ABC):
