@@ -43,7 +43,6 @@ def training(**options: Any) -> TrainingOptions:
         (lambda **o: Loop(MODEL, **o), "commit", ["late", None]),
         (lambda **o: DecodingCache([SPEC], **o), "slots", [True, 1.5, 0, -1]),
         (DraftBudget, "max_draft", [True, 2.5, -1, NAN]),
-        (DraftBudget, "explore_every", [True, 2.5, 0, NAN]),
         (NGramDrafter, "min_match", [True, 1.5, 0, NAN]),
         (NGramDrafter, "max_match", [True, 8.5, 1, 2**40]),
         (NGramDrafter, "branches", [True, 1.5, 0, 2**40]),

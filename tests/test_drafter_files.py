@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from specdec.models import checkpoint
 from specdec.models.checkpoint import embedded_models, is_matrix, weights_sha256, write_json, write_tensors
 from specdec.models.drafter_checkpoint import load_drafter_config, load_drafter_weights, save_drafter
 from specdec.models.drafter_config import RecurrentDrafterConfig, drafter_tensors
@@ -183,3 +185,20 @@ def test_hash_of_a_target_is_that_of_its_weights(tmp_path: Path) -> None:
     write_json(tmp_path / "model.safetensors.index.json", {"weight_map": {f"t{n[6]}": n for n in parts}})
     whole = b"".join((tmp_path / name).read_bytes() for name in sorted(parts))
     assert weights_sha256(tmp_path) == hashlib.sha256(whole).hexdigest()
+
+
+def test_what_cannot_be_written_is_an_os_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kept.safetensors"
+    write_tensors(path, {"a": torch.zeros(2)})
+    before = path.read_bytes()
+
+    def full(*arguments: object, **options: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match=r"kept\.safetensors: cannot be written \(.*No space left"):
+        write_tensors(path, {"a": torch.ones(2)})
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before

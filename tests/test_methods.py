@@ -130,6 +130,8 @@ def test_a_target_without_a_drafter_says_how_to_get_one(tmp_path: Path, model: C
     for file in directory.iterdir():
         shutil.copy(file, tmp_path)
     assert default_drafter(str(tmp_path)) == "ngram"
+    (tmp_path / "link").symlink_to(directory)
+    assert default_drafter(str(tmp_path / "link")) == default_drafter("gdn-code") == "adapted+ngram"
     copy = load_model(tmp_path)
     with pytest.raises(ValueError, match=f"no drafter comes with {re.escape(str(tmp_path))}; train one"):
         build_drafter(DrafterSpec.parse("adapted"), copy, MethodOptions(), dtype=torch.float32)

@@ -8,7 +8,7 @@ from tests.loop.models import random_model
 
 from specdec.acceptance import SamplingParams, Stream, TokenHistory, categorical, process_logits, uniform
 from specdec.acceptance.rng import DRAFT_CHILD_BITS
-from specdec.drafters import DraftRequest, ProposalKind
+from specdec.drafters import DraftRequest, Proposal, ProposalKind
 from specdec.drafters.draws import Parent, draw_children
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.shape import TreeShape
@@ -73,6 +73,64 @@ def test_a_ragged_batch_drafts_the_trees_of_single_sequences(model, branching, r
             # The prefill rounds otherwise: logits of up to 10 differ by 10 x 2^-24 times the root of some
             # 1000 products (64 wide, two layers of eight sums), 2e-5; a probability by twice that.
             torch.testing.assert_close(row, process_logits(logits, SAMPLED), rtol=4e-5, atol=0)
+
+
+class Scripted(ModelDrafter):
+    """A model whose logits follow from the slot: even ones know four tokens, all as likely, odd ones a single
+    token, or where `ends` says so one token and the end of the text.
+    """
+
+    def __init__(self, *given: object, ends: bool = False, **options: object) -> None:
+        super().__init__(*given, **options)  # type: ignore[arg-type]
+        self.end = ends
+
+    def rows(self, slots: list[int]) -> torch.Tensor:
+        logits = torch.full((len(slots), 61), -torch.inf)
+        for row, slot in zip(logits, slots, strict=True):
+            if slot % 2 == 0:
+                row[1:5] = 0.0
+            elif self.end:
+                row[1], row[0] = 0.0, -0.1  # 0 ends the text
+            else:
+                row[7] = 0.0
+        return logits
+
+    def run_emitted(self, emitted):  # type: ignore[no-untyped-def]
+        return self.rows(emitted.slots.tolist()), super().run_emitted(emitted)[1]
+
+    def run_drafted(self, nodes):  # type: ignore[no-untyped-def]
+        slots = [s for s, size in zip(nodes.slots.tolist(), nodes.sizes, strict=True) for _ in range(size)]
+        return self.rows(slots), super().run_drafted(nodes)[1]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 16, 63])
+@pytest.mark.parametrize("sampled", ["none", "all", "some"])
+@pytest.mark.parametrize("shape", [TreeShape.pruned(4, 20.0), TreeShape((4, 4, 1)), TreeShape((2, 1))])
+def test_rows_of_unequal_levels_fit_one_round(model, shape, sampled, nodes):
+    """Levels are padded to the widest row: rows that are wide in other levels, with as many unread tokens as
+    a round may begin with. Drawn ones are the same alone.
+    """
+    slots = 6
+    drawn = [sampled == "all" or (sampled == "some" and slot > 2) for slot in range(slots)]
+
+    def proposals(some: list[int]) -> list[Proposal]:
+        drafter = Scripted(model, slots=slots, branching=shape, ends=shape.tau is None)
+        requests = []
+        for slot in some:
+            drafter.begin(slot, [5, 6])
+            drafter.observe(slot, (), [1 + i for i in range(32)])
+            depth = nodes if slot != 4 else min(nodes, 9)
+            sampling = SAMPLED if drawn[slot] else SamplingParams()
+            requests.append(DraftRequest(slot, nodes, depth, sampling, slot, 34))
+        return drafter.propose(requests)
+
+    together = proposals(list(range(slots)))
+    assert all(0 < len(p.tree) <= nodes for p in together)
+    for slot, proposal in enumerate(together):
+        if drawn[slot] or shape.tau is None:
+            assert proposal.tree == proposals([slot])[0].tree
+    if shape.tau is not None and nodes == 16:
+        assert len(together[0].tree) == 16  # what fits is enough for the usual size
 
 
 def test_greedy_requests_get_the_likeliest_tokens(model):

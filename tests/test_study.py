@@ -41,7 +41,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     prompts.write_text(json.dumps(PROMPTS))
     out = folder / "new" / "results"
     arguments = ["--study", "specla", "--quick", "--out", str(out), "--prompts", str(prompts)]
-    return out, invoke(*arguments, "--drafter", "ngram,exit:2,exit:99,nonsense")
+    return out, invoke(*arguments, "--drafter", "ngram,exit:2,exit:99")
 
 
 def test_writes_json_page_and_plots(study: tuple[Path, Result]) -> None:
@@ -56,7 +56,7 @@ def test_json_says_machine_and_command_and_has_every_part(study: tuple[Path, Res
     found = json.loads((study[0] / "specla.json").read_text())
     assert "torch" in found["machine"]
     assert found["command"].startswith("specdec bench --study specla --quick --out ")
-    assert found["command"].endswith("--drafter ngram,exit:2,exit:99,nonsense")
+    assert found["command"].endswith("--drafter ngram,exit:2,exit:99")
     grid = found["acceptance"]["rows"]
     assert {(row["p"], row["n"]) for row in grid} == {(p, n) for p in (0.5, 1.0) for n in (1, 4)}
     sure = next(row for row in grid if (row["p"], row["n"]) == (1.0, 4))
@@ -79,7 +79,7 @@ def test_json_says_machine_and_command_and_has_every_part(study: tuple[Path, Res
 def test_what_is_not_available_is_said_and_left_out(study: tuple[Path, Result]) -> None:
     page = (study[0] / "specla.md").read_text()
     skipped = json.loads((study[0] / "specla.json").read_text())["decoding"]["skipped"]
-    assert [why.partition(":")[0] for why in skipped] == ["exit", "nonsense"]
+    assert [why.partition(":")[0] for why in skipped] == ["exit"]
     assert all(why in page for why in skipped)
 
 
@@ -103,6 +103,11 @@ def test_page_has_the_numbers_that_were_printed(study: tuple[Path, Result]) -> N
         (["--study", "specla", "--batch", "4"], "--batch: a study takes none, only --quick"),
         (["--study", "specla", "--max-draft", "4"], "--max-draft: a study takes none"),
         (["--study", "specla", "--prompts", "missing.json"], "--prompts: missing.json cannot be read"),
+        (
+            ["--study", "specla", "--drafter", "ngram,none"],
+            "--drafter: got 'none', want one of ngram",
+        ),
+        (["--study", "specla", "--drafter", ","], "--drafter: got ',', want at least one entry"),
         (["--quick"], "--quick: only a --study takes it"),
         (["--out", "somewhere"], "--out: only a --study takes it"),
     ],
@@ -114,13 +119,20 @@ def test_refusals(
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert f"specdec: error: {message}" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_check_leaves_no_file(tmp_path: Path) -> None:
+    arguments = ["--study", "specla", "--json", str(tmp_path / "a.json"), "--out", str(tmp_path)]
+    assert invoke(*arguments, "--model", "missing").exit_code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_lies_in_out_is_kept(tmp_path: Path) -> None:
     (tmp_path / ".specdec").write_text("kept")
     # Refused behind the check of the directory, before anything is measured.
-    result = invoke("--study", "specla", "--out", str(tmp_path), "--prompts", "missing.json")
-    assert "--prompts: missing.json cannot be read" in result.stderr
+    result = invoke("--study", "specla", "--out", str(tmp_path), "--model", "missing")
+    assert "model 'missing': neither" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == [".specdec"]
     assert (tmp_path / ".specdec").read_text() == "kept"
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ from specdec.models.drafter_config import DrafterTarget, RecurrentDrafterConfig
 from specdec.models.features import Feature, FeatureTap
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
+from specdec.training import drafter_loop
 from specdec.training.corpus import train_tokenizer, write_tokens
 from specdec.training.distillation import distillation_loss
 from specdec.training.drafter_loop import DrafterTraining
@@ -312,6 +315,41 @@ def test_resumed_run_is_bit_equal(text: Path, target: Path, tmp_path: Path) -> N
     other = started(text, target, tmp_path / "other", draft_vocab=200, seed=6)
     other.train_step()
     assert other.history.training[0] != whole.history.training[0]
+
+
+def test_a_text_that_is_too_short_leaves_nothing(text: Path, target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="text: holds 64 tokens, want at least 65"):
+        started(text, target, out, text_tokens=64)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"text: .* holds no readable text"):
+        started(tmp_path / "empty", target, out)
+    assert not [path for path in out.rglob("*") if path.is_file()]
+    assert started(text, target, out).steps == 9
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_save_that_is_cut_short_leaves_no_gap(
+    writes: int, text: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = started(text, target, tmp_path / "out")
+    run.run(lambda: run.step == 2)
+    done: list[str] = []
+
+    def until(write: Callable[..., None], *arguments: object) -> None:
+        if len(done) == writes:
+            raise KeyboardInterrupt
+        done.append("one more")
+        write(*arguments)
+
+    for name in ("write_tensors", "write_json", "save_drafter"):
+        monkeypatch.setattr(drafter_loop, name, partial(until, getattr(drafter_loop, name)))
+    with pytest.raises(KeyboardInterrupt):
+        run.run(lambda: run.step == 5)
+    monkeypatch.undo()
+    again = DrafterTraining.resume(tmp_path / "out")
+    assert again.step == (5 if writes == 2 else 2)
+    assert [step for step, _ in again.history.training] == list(range(again.step))
 
 
 @pytest.mark.parametrize("features", ["readout:1,last", "none"])

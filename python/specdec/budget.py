@@ -20,35 +20,15 @@ from dataclasses import dataclass
 from specdec._checks import check_integer
 from specdec.costs import RoundCost
 from specdec.drafters.base import FREE, Prices
-from specdec.drafters.calibration import outcomes
+from specdec.drafters.calibration import RunningRatio, outcomes
 from specdec.drafters.worth import Exploration
 from specdec.tree import TokenTree
 
+ACCEPTANCE = 0.98, 3.0, 0.7  # `RunningRatio` of draft tokens: memory, weight of the prior, and the prior
 NODE_COST = 0.1  # of a decode step, for each draft, where no clock may be asked
 # Drafting must promise this much more than plain decoding: estimates are noisy, and wrong drafts cost.
 MARGIN = 0.03
 MEMORY = 0.95  # of the rate of late, a round
-
-
-@dataclass
-class AcceptanceEstimate:
-    """Running chance that a draft token is accepted, given that the ones before it were."""
-
-    memory: float = 0.98
-    prior: float = 0.7
-    prior_weight: float = 3.0
-    _hits: float = 0.0
-    _misses: float = 0.0
-
-    def observe(self, accepted: int, rejected: int) -> None:
-        """Books accepted tokens and at most one rejected token of a proposal."""
-        self._hits = self.memory * self._hits + accepted
-        self._misses = self.memory * self._misses + rejected
-
-    def __call__(self) -> float:
-        """The estimate."""
-        weight = self.prior_weight
-        return (self._hits + self.prior * weight) / (self._hits + self._misses + weight)
 
 
 def expected_tokens(a: float, n: int) -> float:
@@ -79,7 +59,8 @@ class SequenceBudget:
         sizes: draft tokens of a proposal that is 1, 2, ... tokens deep.
         step_cost: cost of drafting one level, as a part of a decode step of the target.
         adaptive: False always drafts as deep as `sizes` goes.
-        explore_every: as for `DraftBudget`.
+        explore_every: after this many rounds without drafts, draft once to see whether it pays again. Doubled
+            while it does not, so exploring costs less and less.
     """
 
     def __init__(
@@ -88,7 +69,7 @@ class SequenceBudget:
         self._sizes = sizes
         self._step_cost = step_cost
         self._adaptive = adaptive
-        self._acceptance = AcceptanceEstimate()
+        self._acceptance = RunningRatio(*ACCEPTANCE)
         self._exploration = Exploration(explore_every)
 
     def depth(self) -> int:
@@ -96,7 +77,7 @@ class SequenceBudget:
         most = len(self._sizes)
         if not self._adaptive:
             return most
-        chance = self._acceptance()
+        chance = self._acceptance.value
 
         def rate(n: int) -> float:
             nodes = self._sizes[n - 1] if n else 0
@@ -111,7 +92,7 @@ class SequenceBudget:
 
     def observe(self, drafted_depth: int, accepted: int) -> None:
         """Books a proposal of depth `drafted_depth` of which a path of `accepted` tokens was kept."""
-        self._acceptance.observe(accepted, int(accepted < drafted_depth))
+        self._acceptance.observe(accepted, min(accepted + 1, drafted_depth))
 
 
 @dataclass
@@ -129,10 +110,7 @@ class DraftBudget:
     Args:
         max_draft: most draft tokens a sequence may get in one round.
         adaptive: False always grants `max_draft` (for studies of a fixed length).
-        explore_every: for sequences whose drafts are drawn at random: after this many rounds without drafts,
-            draft once to see whether it pays again. Doubled while it does not, so exploring costs less and
-            less.
-        costs: what rounds cost; None: the loop takes what was learned about its model.
+        costs: what rounds cost; None: a loop takes what was learned about its model.
 
     Raises:
         ValueError: a number is no integer or out of its range.
@@ -143,21 +121,26 @@ class DraftBudget:
         max_draft: int = 16,
         *,
         adaptive: bool = True,
-        explore_every: int = 32,
         costs: RoundCost | None = None,
     ) -> None:
         check_integer("max_draft", max_draft, 0)
-        check_integer("explore_every", explore_every, 1)
         self.max_draft = max_draft
         self.adaptive = adaptive
-        self.costs = costs
-        self.acceptance = AcceptanceEstimate()
-        self._explore_every = explore_every
+        self.costs = RoundCost() if costs is None else costs
+        self._given = costs
+        self.acceptance = RunningRatio(*ACCEPTANCE)
         self._rates: dict[int, _Rate] = {}
+
+    def for_loop(self, costs: RoundCost) -> DraftBudget:
+        """A budget of the same settings that has learned nothing yet, with these costs where this one was
+        given none: loops of different models may be made with one.
+        """
+        given = costs if self._given is None else self._given
+        return DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given)
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
-        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, explore_every=self._explore_every)
+        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive)
 
     def prices(self, rows: int) -> Prices:
         """What drafts must bring in a round of `rows` sequences."""
@@ -229,7 +212,7 @@ class DraftBudget:
 
     def guess(self, tree: TokenTree) -> list[float]:
         """Chances of the drafts of a drafter that has none of its own."""
-        chance = self.acceptance()
+        chance = self.acceptance.value
         return [chance ** (depth + 1) for depth in tree.depths]
 
     def observe_drafts(self, tree: TokenTree, emitted: Sequence[int]) -> None:
@@ -237,7 +220,7 @@ class DraftBudget:
         told = outcomes(tree, emitted)
         accepted = sum(kept for _, kept in told)
         deepest = 1 + max((tree.depths[node] for node, _ in told), default=-1)
-        self.acceptance.observe(accepted, int(accepted < deepest))
+        self.acceptance.observe(accepted, min(accepted + 1, deepest))
 
     def observe_round(
         self, rows: int, nodes: int, verify_seconds: float, seconds: float, tokens: int
@@ -251,8 +234,7 @@ class DraftBudget:
             seconds: of the whole round.
             tokens: emitted by all sequences.
         """
-        if self.costs is not None:
-            self.costs.observe(rows, nodes, verify_seconds)
+        self.costs.observe(rows, nodes, verify_seconds)
         rate = self._rates.setdefault(rows, _Rate())
         # An interruption must not make time look cheap for the rounds that follow.
         slowest = 3.0 * (seconds - verify_seconds + self._seconds(rows, nodes)[nodes])
@@ -261,6 +243,4 @@ class DraftBudget:
         rate.drafts = MEMORY * rate.drafts + (1.0 - MEMORY) * (nodes - 1)
 
     def _seconds(self, rows: int, nodes: int) -> list[float]:
-        if self.costs is None:
-            self.costs = RoundCost()
         return self.costs.up_to(rows, nodes)

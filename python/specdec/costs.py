@@ -15,10 +15,10 @@ import torch
 
 from specdec.models.base import CausalLM
 
-# (rows of the matrix products, time in that of one row), of gdn-code on two cores of a Xeon: up to eight rows
-# share a pass over the weights. Another machine's shape is learned from here.
+# A starting guess, from a few rounds of gdn-code on two cores of a Xeon: (rows of the matrix products, time
+# in that of one row). Up to eight rows share a pass over the weights. The machine's own is learned from here.
 SHAPE = ((1, 1.0), (8, 1.46), (9, 2.0), (32, 4.9), (64, 7.0), (128, 10.5))
-SEQUENCE = 0.1  # of the time of one row, for the state of each further sequence
+SEQUENCE = 0.1  # of the time of one row, for the state of each further sequence; a guess too
 # Of a correction, for each measurement that is faster or slower than thought: what interrupts a round only
 # makes it slower, and a size that seems dear is not tried again, so bad luck must not last.
 FASTER, SLOWER = 0.25, 0.05
@@ -133,11 +133,19 @@ class RoundCost:
         return (1.0 - part) * knots[low].ratio + part * knots[high].ratio
 
 
-_COSTS: WeakKeyDictionary[CausalLM, dict[int, RoundCost]] = WeakKeyDictionary()
+_COSTS: WeakKeyDictionary[CausalLM, dict[tuple[int, bool], RoundCost]] = WeakKeyDictionary()
 
 
-def costs_of(model: CausalLM) -> RoundCost:
+def costs_of(model: CausalLM, *, deferred: bool) -> RoundCost:
     """What was learned about this model in this process, with the number of threads that torch has now. Costs
     are a matter of the machine, not of a text: loops share them.
+
+    Args:
+        model: the target. One that is not hashable or takes no weak references gets new costs in every loop.
+        deferred: whether its loop commits late: such rounds do the work in another place.
     """
-    return _COSTS.setdefault(model, {}).setdefault(torch.get_num_threads(), RoundCost())
+    try:
+        known = _COSTS.setdefault(model, {})
+    except TypeError:
+        return RoundCost()
+    return known.setdefault((torch.get_num_threads(), deferred), RoundCost())

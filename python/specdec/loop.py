@@ -55,15 +55,15 @@ class Loop:
         slots: sequences that are decoded at the same time.
         commit: "deferred" folds an accepted path in during the next verification, "eager" in a pass of its
             own.
-        budget: how many drafts a round is worth; the default adapts up to 16.
+        budget: how many drafts a round is worth; the default adapts up to 16. The loop makes its own of it.
         acceptance: which rule decides about drafts that were drawn at random, a name in
             `specdec.acceptance.RULES`: "auto" takes the exact one that accepts most; "typical" (or `Typical`
             with thresholds) is lossy.
         observer: called after every round.
 
     Raises:
-        TypeError: `model`, `drafter`, `budget` or `observer` is something else: a name, or a class instead of
-            an instance.
+        TypeError: `model`, `drafter`, `budget` or `observer` is something else: a name, a class instead of an
+            instance, or a drafter that lacks a member of `Drafter`.
         ValueError: `commit` is neither of the two, or there is no such rule of acceptance.
     """
 
@@ -85,6 +85,9 @@ class Loop:
             raise TypeError(f"model: got {shown(model)}, want a CausalLM (specdec.load_model gives one)")
         if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "propose")):
             raise TypeError(f"drafter: got {shown(drafter)}, want a Drafter such as NGramDrafter(), or None")
+        for member in ("draws", "features"):
+            if drafter is not None and not hasattr(drafter, member):
+                raise TypeError(f"drafter: got {shown(drafter)} without {member}, want a Drafter")
         if budget is not None and not isinstance(budget, DraftBudget):
             raise TypeError(
                 f"budget: got {shown(budget)}, want a DraftBudget such as DraftBudget(16), or None"
@@ -93,19 +96,17 @@ class Loop:
             raise TypeError(f"observer: got {shown(observer)}, want a RoundObserver, or None")
         self.model = model
         self.drafter = drafter
-        self.budget = budget or DraftBudget()
+        self._deferred = commit == "deferred"
+        self.budget = (budget or DraftBudget()).for_loop(costs_of(model, deferred=self._deferred))
         self.statistics = Statistics()
         self.cache = model.new_cache(slots)
         self.acceptance = rule
-        self._deferred = commit == "deferred"
         self._observer = observer
         self._free = list(range(slots))[::-1]  # the lowest is taken first
         self._running = False
         self._waiting = False  # whether requests wait for a slot
         self._settle([])
         self._most_drafts = min(self.budget.max_draft, MAX_SERIAL_NODES - 1)  # the root token is a node too
-        if self.budget.costs is None:
-            self.budget.costs = costs_of(model)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes all requests; results are in their order.
@@ -224,7 +225,8 @@ class Loop:
                 prompt = sequence.request.prompt
                 seen = None if features is None else features[row, : len(prompt)]
                 self.drafter.begin(sequence.slot, prompt, seen)
-                self.drafter.observe(sequence.slot, (), tokens, None if seen is None else seen[-1:])
+                # A copy: a view that the drafter keeps would keep the features of all prompts.
+                self.drafter.observe(sequence.slot, (), tokens, None if seen is None else seen[-1:].clone())
             events.append(self._event(sequence, decided, tokens, reason, finished))
         self.statistics.seconds.prefill += perf_counter() - start
         self._leave(finished)
@@ -316,7 +318,7 @@ class Loop:
         if self.drafter is not None:
             features = None if tap is None else tap.rows()  # [B, N, F]
             for row, (sequence, path, event) in enumerate(zip(active, kept, events, strict=True)):
-                seen = None if features is None else features[row, path]
+                seen = None if features is None else _rows_at(features[row], path)
                 self.drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens, seen)
         self._leave(finished)
         t6 = perf_counter()
@@ -433,3 +435,13 @@ def _check_accepted(sequence: ActiveSequence, proposal: Proposal, path: Sequence
     tree = proposal.tree
     parents = None if tree.is_chain else [-1, *(above + 1 for above in tree.parents)]  # below the root token
     check_branch(f"path: slot {sequence.slot}", path, parents)
+
+
+def _rows_at(rows: Tensor, path: Sequence[int]) -> Tensor:
+    """`rows[path]` of [N, F], without what indexing does from some thousand numbers on: it wakes torch's own
+    threads, which then spin on the cores that the next operators want.
+    """
+    last = len(path) - 1
+    if path[last] == last:  # a path ascends: these are the first rows
+        return rows[: last + 1].clone()
+    return torch.stack([rows[node] for node in path])

@@ -5,6 +5,7 @@ token.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from specdec.models.checkpoint import expected_tensors
 from specdec.models.config import GatedDeltaNetConfig
@@ -31,15 +32,19 @@ def random_model(
     }
     config = GatedDeltaNetConfig(**sizes)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for name, shape in expected_tensors(config).items():
-        noise = torch.randn(shape, generator=generator)
-        if name.endswith("norm.weight"):
-            weights[name] = 1.0 + 0.1 * noise
-        elif name.endswith("A_log"):
-            weights[name] = noise.abs()
-        elif name.endswith(("dt_bias", "bias")) or "conv1d" in name:
-            weights[name] = 0.5 * noise
-        else:
-            weights[name] = noise * shape[-1] ** -0.5
+    weights = {
+        name: random_tensor(name, shape, generator) for name, shape in expected_tensors(config).items()
+    }
     return GatedDeltaNetForCausalLM(config, weights, dtype=dtype)
+
+
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """A random tensor of a size that suits its checkpoint name."""
+    noise = torch.randn(shape, generator=generator)
+    if name.endswith("norm.weight"):
+        return 1.0 + 0.1 * noise
+    if name.endswith("A_log"):
+        return noise.abs()
+    if name.endswith(("dt_bias", "bias")) or "conv1d" in name:
+        return 0.5 * noise
+    return noise * shape[-1] ** -0.5

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from loop.models import random_tensor
 from specdec.models.drafter_config import DrafterTarget, RecurrentDrafterConfig, drafter_tensors
 from specdec.models.features import Feature
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
@@ -36,18 +37,11 @@ def random_files(
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in drafter_tensors(config).items():
-        noise = torch.randn(shape, generator=generator)
         if name == "draft_vocab":
             chosen = torch.randperm(c.vocab_size, generator=generator)[: shape[0]]
             tensors[name] = chosen.sort().values.int()
-        elif name.endswith("norm.weight"):
-            tensors[name] = 1.0 + 0.1 * noise
-        elif name.endswith("A_log"):
-            tensors[name] = noise.abs()
-        elif name.endswith(("dt_bias", "bias")) or "conv1d" in name:
-            tensors[name] = 0.5 * noise
         else:
-            tensors[name] = noise * shape[-1] ** -0.5
+            tensors[name] = random_tensor(name, shape, generator)
     return config, tensors
 
 

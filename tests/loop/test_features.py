@@ -39,6 +39,8 @@ class Watching(RandomTreeDrafter):
         super().observe(slot, path, tokens, features)
         assert features is not None
         assert len(features) == len(tokens)
+        # One that is kept must not keep alive what all prompts of a prefill showed.
+        assert features.untyped_storage().nbytes() == features.numel() * features.element_size()
         self.seen[slot] += list(features)
 
     def end(self, slot: int) -> None:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from loop.models import random_model
 from loop.recurrent import random_drafter
@@ -56,6 +57,24 @@ def test_likeliest_drafts_keep_every_token(adaptive, shape, slots, model, reques
     loop = Loop(model, drafter, slots=slots, budget=DraftBudget(6, adaptive=adaptive), observer=auditor)
     assert [result.tokens for result in loop.run(requests)] == plain
     assert adaptive or loop.statistics.drafted > 0  # drafts of random weights are rarely worth a node
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_activations_keep_every_token(shape):
+    """Features, the drafter's own outputs and its convolution's windows are rounded."""
+    target = random_model(dtype=torch.bfloat16)
+    requests = [
+        Request([3 + i] * (1 + 5 * i), 30 - i, SamplingParams(0.8 * (i % 2), seed=i), ignore_eos=True)
+        for i in range(5)
+    ]
+    plain = [result.tokens for result in Loop(target, slots=2).run(requests)]
+    small = random_drafter(target, 3)
+    assert small.dtype == torch.bfloat16
+    drafter = RecurrentDrafter(small, slots=3, branching=SHAPES[shape], draw=False)
+    auditor = CacheAuditor(target, 3)
+    loop = Loop(target, drafter, slots=3, budget=DraftBudget(6, adaptive=False), observer=auditor)
+    assert [result.tokens for result in loop.run(requests)] == plain
+    assert loop.statistics.accepted > 0
 
 
 def test_a_draft_vocabulary_keeps_every_token(model, requests, plain):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from loop.models import random_model
+from loop.recurrent import random_drafter
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
@@ -14,6 +15,8 @@ from specdec.drafters import DraftRequest, NGramDrafter, Proposal
 from specdec.drafters.base import Prices
 from specdec.drafters.combined import CombinedDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.drafters.oracle import OracleDrafter
+from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.drafters.shape import TreeShape
 from specdec.generation import Request
 from specdec.loop import Loop
@@ -179,17 +182,53 @@ def test_drafters_that_draw_are_not_combined(model):
         CombinedDrafter(NGramDrafter(), ModelDrafter(model))
 
 
+def test_parts_that_do_not_fit_are_not_combined(model):
+    reader = RecurrentDrafter(random_drafter(model, 1), draw=False)
+    with pytest.raises(ValueError, match="free: got adapted, which reads features"):
+        CombinedDrafter(reader, RecurrentDrafter(random_drafter(model, 1), draw=False))
+    with pytest.raises(TypeError, match=r"other: got .*NGramDrafter.*, want a SteppingDrafter"):
+        CombinedDrafter(NGramDrafter(), NGramDrafter())
+    with pytest.raises(TypeError, match="free: got None, want a Drafter"):
+        CombinedDrafter(None, reader)
+    drafter = CombinedDrafter(OracleDrafter([(PROMPTS[0], [4, 4, 4])], vocab_size=model.vocab_size), reader)
+    with pytest.raises(ValueError, match="free: oracle states no chances"):
+        Loop(model, drafter).run([Request(PROMPTS[0], 3)])
+
+
 def test_a_slot_that_ends_in_the_middle_leaves_nothing_behind(model):
+    """What comes into the slot is drafted for as by a new drafter, and a second end does nothing."""
     drafter = combined(model, 2, PRUNED)
-    for _ in range(2):
-        begun_and_proposed(drafter)
+    others = [[9, 9, 1, 2], [6, 5, 6, 5, 6]]
+    first = begun_and_proposed(drafter, PROMPTS)
+    for prompts in (others, PROMPTS):
         drafter.end(0)
         drafter.end(1)
+        drafter.end(1)
+        got = begun_and_proposed(drafter, prompts)
+        assert got == begun_and_proposed(combined(model, 2, PRUNED), prompts)
+    assert got == first
+    # One that goes on is not touched by the other's end.
+    drafter.observe(0, (), [7, 8])
+    drafter.observe(1, (), [2])
     drafter.end(1)
+    (mine,) = drafter.propose(ask(1, Prices()))
+    alone = combined(model, 2, PRUNED)
+    alone.begin(0, PROMPTS[0])
+    alone.observe(0, (), [5])
+    alone.observe(0, (), [7, 8])
+    (same,) = alone.propose(ask(1, Prices()))
+    assert paths_of(mine) == paths_of(same)  # by other chances, as the drafter has learned from both
 
 
-def begun_and_proposed(drafter: CombinedDrafter) -> None:
+def paths_of(proposal: Proposal) -> set[tuple[int, ...]]:
+    tree = proposal.tree
+    return {tuple(tree.tokens[i] for i in tree.path_to(node)) for node in range(len(tree))}
+
+
+def begun_and_proposed(drafter: CombinedDrafter, prompts: Sequence[Sequence[int]]) -> list[Proposal]:
     for slot in range(2):
-        drafter.begin(slot, PROMPTS[slot])
+        drafter.begin(slot, prompts[slot])
         drafter.observe(slot, (), [5])
-    assert all(len(p.tree) for p in drafter.propose(ask(2, Prices())))
+    proposals = drafter.propose(ask(2, Prices()))
+    assert all(len(p.tree) for p in proposals)
+    return proposals

@@ -114,7 +114,7 @@ def pruned_tree(toy: Toy, replacement: bool, walk: Walk, *, drop: bool = False) 
     def round_(text: Text, decide: Any) -> list[int]:
         parents = [-1]
         nodes = Drafts(toy, text, parents, decide, replacement)
-        tree = GrowingTree(DraftRequest(0, 3, 2), TreeShape((2,), 0.8), frozenset(), drawn=True)
+        tree = GrowingTree(DraftRequest(0, 3, 2), TreeShape((2,), 1.2), frozenset(), drawn=True)
         while wanted := tree.expandable():
             asked = tree.asked(wanted)
             tree.next_level()

@@ -78,7 +78,9 @@ class Contender(Protocol):
 
 
 class MethodContender:
-    """A method of this package. Every run has a fresh loop, so that no prompt profits from those before."""
+    """A method of this package. Every run has a fresh loop and drafter, so that no prompt profits from what
+    was learned of the texts before. What rounds of the model cost on this machine is shared (`costs_of`).
+    """
 
     def __init__(
         self,

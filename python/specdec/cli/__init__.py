@@ -1,4 +1,4 @@
-"""The command line: `specdec generate | bench | tune | info`."""
+"""The command line: `specdec generate | bench | train-drafter | tune | info`."""
 
 from __future__ import annotations
 

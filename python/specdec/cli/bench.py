@@ -21,6 +21,7 @@ from specdec.bench.report import over_reference, table_of, write_json, write_plo
 from specdec.cli.drafting import check_drafting, check_useful
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
+from specdec.cli.values import open_for_writing, split_list
 from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, default_drafter, load_drafter_model
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
@@ -60,11 +61,12 @@ def run(options: Options) -> int:
     methods = _methods(options.methods)
     batches = _batches(options.batch)
     try:
+        given = default_drafter(options.model) if options.drafter is None else options.drafter
         drafters = [
             DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
-            for name in _split(options.drafter or default_drafter(options.model), "--drafter")
+            for name in split_list(given, "--drafter")
         ]
-        rules = _split(options.acceptance, "--acceptance")
+        rules = split_list(options.acceptance, "--acceptance")
         for spec in drafters:
             for rule in rules:
                 spec.check_acceptance(rule)
@@ -131,17 +133,9 @@ def run(options: Options) -> int:
     return MISMATCH if mismatches else 0
 
 
-def _split(text: str, option: str) -> list[str]:
-    """The distinct entries of a comma-separated list."""
-    entries = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not entries:
-        raise ValueError(f"{option}: got {text!r}, want at least one entry")
-    return entries
-
-
 def _methods(text: str) -> list[str]:
     """The methods asked for, the baseline first."""
-    names = _split(text, "--methods")
+    names = split_list(text, "--methods")
     for name in names:
         if name not in METHODS and name != REFERENCE:
             raise ValueError(f"--methods: got {name!r}, want some of {choices([*METHODS, REFERENCE])}")
@@ -149,7 +143,7 @@ def _methods(text: str) -> list[str]:
 
 
 def _batches(text: str) -> list[int]:
-    entries = _split(text, "--batch")
+    entries = split_list(text, "--batch")
     if not all(e.isdecimal() and 1 <= int(e) <= 1024 for e in entries):
         raise ValueError(f"--batch: got {text!r}, want numbers from 1 to 1024 separated by commas")
     return [int(e) for e in entries]
@@ -165,19 +159,9 @@ def _check_outputs(options: Options) -> None:
     for name, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None:
             try:
-                _open_for_writing(path)
+                open_for_writing(path)
             except OSError as error:
                 raise ValueError(f"{name}: cannot write {path} ({error.strerror})") from None
-
-
-def _open_for_writing(path: Path) -> None:
-    """Raises OSError where that fails; leaves no file where there was none and keeps what is in it."""
-    path = path.resolve()  # of a link it is the target that is made and removed
-    existed = path.exists()
-    with path.open("ab"):
-        pass
-    if not existed:
-        path.unlink()
 
 
 def _units(prompts: list[Prompt], batch: int, tokenizer: Tokenizer) -> list[Unit]:

@@ -169,7 +169,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         check_rule(options.acceptance)
         spec = None
         if method.drafts:
-            name = options.drafter or default_drafter(options.model)
+            name = default_drafter(options.model) if options.drafter is None else options.drafter
             spec = DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
             if not sampling.greedy:
                 spec.check_acceptance(options.acceptance)

@@ -17,6 +17,8 @@ from specdec.bench.studies import specla
 from specdec.bench.studies.lab import Lab
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
+from specdec.cli.values import open_for_writing, split_list
+from specdec.methods import DrafterSpec
 from specdec.models import load_model, load_tokenizer
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
@@ -53,17 +55,18 @@ def run(options: Options) -> int:
     _refuse_others(options.given)
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--study: needs matplotlib (the package's extra 'plot')")
-    for name, path in (("--out", options.out), ("--json", options.json)):
-        _check_writable(name, path, directory=name == "--out")
+    names = DRAFTERS if options.drafters is None else split_list(options.drafters, "--drafter")
     try:
         prompts = load_prompts(options.prompts)
+        for name in names:
+            DrafterSpec.parse(name)
     except ValueError as error:
         raise as_option(error) from None
+    for option, path in (("--out", options.out), ("--json", options.json)):
+        _check_writable(option, path, directory=option == "--out")
     model = load_model(options.model, dtype=getattr(torch, options.dtype))
     if not isinstance(model, GatedDeltaNetForCausalLM):
         raise ValueError(f"--model: got {options.model}, want a Gated DeltaNet for a study")
-    drafters = DRAFTERS if options.drafters is None else options.drafters.split(",")
-    names = [name.strip() for name in drafters if name.strip()]
     lab = Lab(model, load_tokenizer(options.model), prompts, names, quick=options.quick)
 
     console = Console(highlight=False)
@@ -99,8 +102,11 @@ def _check_writable(name: str, path: Path | None, *, directory: bool) -> None:
         raise ValueError(f"{name}: cannot write {path} (not a directory)")
     try:
         (path if directory else path.parent).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path) if directory else path.open("ab"):
-            pass
+        if directory:
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        else:
+            open_for_writing(path)
     except OSError as error:
         raise ValueError(f"{name}: cannot write {path} ({error.strerror})") from None
 

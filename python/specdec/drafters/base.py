@@ -21,8 +21,9 @@ class Prices(NamedTuple):
     """What drafts must bring.
 
     Attributes:
-        node: tokens that a verified node of one sequence must bring; 0: whatever is allowed is drafted.
-        second: tokens that a second of drafting must bring, all sequences together.
+        node: tokens that a verified node of one sequence must bring.
+        second: tokens that a second of drafting must bring, all sequences together. 0 says that there are no
+            prices, whatever `node` is: all that is allowed is drafted.
     """
 
     node: float = 0.0
@@ -63,7 +64,8 @@ class Drafter(Protocol):
     """Proposes tokens for sequences that live in slots.
 
     A slot's calls come in this order: `begin`; `observe` with the first emitted token; then for every round
-    `propose` (where the loop drafts in that round) and `observe`; `end`.
+    `propose` (where the loop drafts in that round) and `observe`; `end`. No slot begins or ends between a
+    `propose` and the `observe` of its slots.
     """
 
     @property

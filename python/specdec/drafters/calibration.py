@@ -14,6 +14,34 @@ MEMORY = 0.998
 MOST = 0.995  # no draft is certain
 
 
+class RunningRatio:
+    """What was kept over what was said or seen, of late.
+
+    Args:
+        memory: what stays of the past with each observation.
+        weight: what the prior counts for, in what is said.
+        prior: the ratio before anything was observed.
+
+    Attributes:
+        value: the ratio.
+    """
+
+    __slots__ = ("_kept", "_memory", "_prior", "_said", "_weight", "value")
+
+    def __init__(self, memory: float, weight: float, prior: float = 1.0) -> None:
+        self._memory = memory
+        self._weight = weight
+        self._prior = weight * prior
+        self._kept = self._said = 0.0
+        self.value = prior
+
+    def observe(self, kept: float, said: float = 1.0) -> None:
+        """Books what was kept of what was said."""
+        self._kept = self._memory * self._kept + kept
+        self._said = self._memory * self._said + said
+        self.value = (self._kept + self._prior) / (self._said + self._weight)
+
+
 class Calibration:
     """Running chance that a drafted token is kept, given that its parent was.
 
@@ -23,24 +51,18 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        bins = len(EDGES) + 1
-        self._kept = [[0.0] * bins for _ in range(RANKS)]
-        self._said = [[0.0] * bins for _ in range(RANKS)]
-        self._ratio = [[1.0] * bins for _ in range(RANKS)]
+        # What the prior says of a bin is as much as WEIGHT tokens of its middle say.
+        middles = [0.5 * (low + high) for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
+        self._ratios = [[RunningRatio(MEMORY, WEIGHT * middle) for middle in middles] for _ in range(RANKS)]
 
     def __call__(self, probability: float, rank: int) -> float:
         """The chance of the child of this rank (0: the likeliest)."""
-        ratio = self._ratio[rank if rank < RANKS else RANKS - 1][bisect(EDGES, probability)]
-        return min(probability * ratio, MOST)
+        ratio = self._ratios[rank if rank < RANKS else RANKS - 1][bisect(EDGES, probability)]
+        return min(probability * ratio.value, MOST)
 
     def observe(self, probability: float, rank: int, kept: bool) -> None:
         """Books what became of a child whose parent was kept."""
-        row, place = min(rank, RANKS - 1), bisect(EDGES, probability)
-        low = EDGES[place - 1] if place else 0.0
-        prior = WEIGHT * 0.5 * (low + (EDGES[place] if place < len(EDGES) else 1.0))
-        self._kept[row][place] = MEMORY * self._kept[row][place] + kept
-        self._said[row][place] = MEMORY * self._said[row][place] + probability
-        self._ratio[row][place] = (self._kept[row][place] + prior) / (self._said[row][place] + prior)
+        self._ratios[min(rank, RANKS - 1)][bisect(EDGES, probability)].observe(kept, probability)
 
 
 def outcomes(tree: TokenTree, emitted: Sequence[int]) -> list[tuple[int, bool]]:

@@ -9,12 +9,13 @@ from time import perf_counter
 
 from torch import Tensor
 
+from specdec._checks import shown
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import Drafter, DraftRequest
-from specdec.drafters.calibration import outcomes
+from specdec.drafters.calibration import MOST, RunningRatio, outcomes
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.stepping import SteppingDrafter
-from specdec.drafters.tree import best_first_order
+from specdec.drafters.tree import best_first_order, subtree
 from specdec.drafters.worth import Worth
 from specdec.tree import TokenTree
 
@@ -32,16 +33,13 @@ class _Agreement:
     """
 
     def __init__(self) -> None:
-        self._kept = [0.0] * 5
-        self._said = [0.0] * 5
+        self._factors = [RunningRatio(MEMORY, WEIGHT) for _ in range(5)]
 
     def __call__(self, case: int, chance: float) -> float:
-        factor = (self._kept[case] + WEIGHT) / (self._said[case] + WEIGHT)
-        return min(chance * factor, 0.995)
+        return min(chance * self._factors[case].value, MOST)
 
     def observe(self, case: int, chance: float, kept: bool) -> None:
-        self._kept[case] = MEMORY * self._kept[case] + kept
-        self._said[case] = MEMORY * self._said[case] + chance
+        self._factors[case].observe(kept, chance)
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,23 @@ class CombinedDrafter:
     Sampled requests get deterministic trees: tokens that were drawn must not share a tree with others.
 
     Args:
-        free: such as the n-gram drafter; states chances.
+        free: such as the n-gram drafter; states chances and reads no features.
         other: the costly one.
 
     Raises:
-        ValueError: one of them draws at random.
+        TypeError: one of them is something else.
+        ValueError: one of them draws at random, or `free` reads features.
     """
 
     draws = False
 
     def __init__(self, free: Drafter, other: SteppingDrafter) -> None:
+        if isinstance(free, type) or not hasattr(free, "propose"):
+            raise TypeError(f"free: got {shown(free)}, want a Drafter such as NGramDrafter()")
+        if not isinstance(other, SteppingDrafter):
+            raise TypeError(f"other: got {shown(other)}, want a SteppingDrafter such as RecurrentDrafter")
+        if free.features:
+            raise ValueError(f"free: got {free.name}, which reads features, want a drafter that does not")
         for drafter in (free, other):
             if drafter.draws:
                 raise ValueError(
@@ -116,15 +121,22 @@ class CombinedDrafter:
         self._other.observe(slot, [other for _, other in sources if other >= 0], tokens, features)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """The free drafter's trees, with the other's where that pays."""
+        """The free drafter's trees, with the other's where that pays.
+
+        Raises:
+            ValueError: the free drafter states no chances.
+        """
         free = self._free.propose(requests)
+        if any(p.chances is None and len(p.tree) for p in free):
+            raise ValueError(f"free: {self._free.name} states no chances, want a drafter that does")
         classes = [bisect(COVERED, sum(p.chances or ())) for p in free]
         chosen = self._chosen(requests, classes)
         if not any(chosen):
             return free
-        start = perf_counter()
         asked = [r for r, good in zip(requests, chosen, strict=True) if good]
-        drafted = iter(self._other.draft(asked))
+        found, seconds = self._other.draft(asked)
+        start = perf_counter()
+        drafted = iter(found)
         proposals, gains = [], []
         for request, proposal, covered, good in zip(requests, free, classes, chosen, strict=True):
             if not good:
@@ -135,7 +147,7 @@ class CombinedDrafter:
             price = request.prices.node
             gains.append((covered, merged.gain(price) - proposal.gain(price)))
         if asked[0].prices.second > 0.0:
-            self._worth.observe(gains, perf_counter() - start)
+            self._worth.observe(gains, seconds + perf_counter() - start)
         return proposals
 
     def _chosen(self, requests: Sequence[DraftRequest], classes: Sequence[int]) -> list[bool]:
@@ -190,10 +202,7 @@ class CombinedDrafter:
             said.append((case, max(hope)))
             total.append((total[parent] if parent >= 0 else 1.0) * self._agreement(case, max(hope)))
         order = best_first_order(total)[: request.max_nodes]
-        place_of = {-1: -1, **{node: i for i, node in enumerate(order)}}
-        merged = TokenTree.unchecked(
-            tuple([tokens[node] for node in order]), tuple([place_of[parents[node]] for node in order])
-        )
+        merged = subtree(tokens, parents, order, root=-1)
         self._merged[request.slot] = _Merged(
             merged,
             [(sources[node][0], sources[node][1]) for node in order],

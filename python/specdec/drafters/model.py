@@ -40,19 +40,8 @@ class ModelDrafter(SteppingDrafter):
         replacement: bool = False,
         draw: bool = True,
     ) -> None:
-        super().__init__(
-            model.new_cache(slots),
-            shape=branching if isinstance(branching, TreeShape) else TreeShape(branching),
-            vocab_size=model.vocab_size,
-            ends=model.eos_token_ids,
-            replacement=replacement,
-            draw=draw,
-        )
+        super().__init__(model, slots=slots, branching=branching, replacement=replacement, draw=draw)
         self.model = model
-
-    def step_cost(self, target: CausalLM) -> float:
-        """The drafter's weights over the target's: a small batch takes as long as reading them."""
-        return self.model.num_parameters / target.num_parameters
 
     def run_prompt(self, slot: int, prompt: Sequence[int], features: Tensor | None) -> None:
         """Prefills the model's own state."""

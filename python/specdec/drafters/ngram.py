@@ -11,7 +11,7 @@ from specdec import _host
 from specdec._checks import check_integer
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
-from specdec.drafters.calibration import outcomes
+from specdec.drafters.calibration import RunningRatio, outcomes
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import best_first
 from specdec.models.features import Feature
@@ -34,9 +34,8 @@ class MatchChances:
     """
 
     def __init__(self) -> None:
-        self._kept = [[_PRIOR_WEIGHT * prior for prior in _PRIORS] for _ in range(2)]
-        self._seen = [[_PRIOR_WEIGHT] * len(_PRIORS) for _ in range(2)]
-        self._siblings = [_PRIOR_WEIGHT * _SIBLING, _PRIOR_WEIGHT]
+        self._firsts = [[RunningRatio(_MEMORY, _PRIOR_WEIGHT, prior) for prior in _PRIORS] for _ in range(2)]
+        self._siblings = RunningRatio(_MEMORY, _PRIOR_WEIGHT, _SIBLING)
 
     def chain(self, match: int, nodes: int, least: float) -> tuple[float, ...]:
         """The chances of the nodes of a chain, their paths included, as far as they are at least `least`; of
@@ -46,7 +45,7 @@ class MatchChances:
         chance, row = 1.0, 0
         for length in range(match, match + nodes):
             place = bisect(_MATCHES, length)
-            chance *= self._kept[row][place] / self._seen[row][place]
+            chance *= self._firsts[row][place].value
             if chance < least and row:
                 break
             chances.append(chance)
@@ -61,19 +60,17 @@ class MatchChances:
             above = 1.0 if parent < 0 else chances[parent]
             if node in firsts:
                 place, row = bisect(_MATCHES, match + depth), int(depth > 0)
-                chances.append(above * self._kept[row][place] / self._seen[row][place])
+                chances.append(above * self._firsts[row][place].value)
             else:
-                chances.append(above * self._siblings[0] / self._siblings[1])
+                chances.append(above * self._siblings.value)
         return chances
 
     def observe(self, match: int, depth: int, first: bool, kept: bool) -> None:
         """Books a draft whose parent was right; `first`: the first that was proposed after its parent."""
         if not first:
-            self._siblings = [_MEMORY * self._siblings[0] + kept, _MEMORY * self._siblings[1] + 1.0]
+            self._siblings.observe(kept)
             return
-        place, row = bisect(_MATCHES, match + depth), int(depth > 0)
-        self._kept[row][place] = _MEMORY * self._kept[row][place] + kept
-        self._seen[row][place] = _MEMORY * self._seen[row][place] + 1.0
+        self._firsts[int(depth > 0)][bisect(_MATCHES, match + depth)].observe(kept)
 
 
 def _first_children(tree: TokenTree) -> Collection[int]:

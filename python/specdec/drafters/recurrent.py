@@ -15,7 +15,6 @@ from torch import Tensor
 from specdec.cache import Round
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stepping import DraftedNodes, EmittedTokens, SteppingDrafter
-from specdec.models.base import CausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 
 
@@ -47,10 +46,9 @@ class RecurrentDrafter(SteppingDrafter):
         draw: bool = True,
     ) -> None:
         super().__init__(
-            model.new_cache(slots),
-            shape=branching if isinstance(branching, TreeShape) else TreeShape(branching),
-            vocab_size=model.vocab_size,
-            ends=model.eos_token_ids,
+            model,
+            slots=slots,
+            branching=branching,
             replacement=replacement,
             draw=draw,
             vocabulary=None if model.vocabulary is None else model.vocabulary.numpy(),
@@ -58,10 +56,6 @@ class RecurrentDrafter(SteppingDrafter):
         self.model = model
         self.features = model.features
         self._outputs: list[Tensor] = []  # [B, N, D] of each pass of the round
-
-    def step_cost(self, target: CausalLM) -> float:
-        """The drafter's weights over the target's: a small batch takes as long as reading them."""
-        return self.model.num_parameters / target.num_parameters
 
     @torch.inference_mode()
     def run_prompt(self, slot: int, prompt: Sequence[int], features: Tensor | None) -> None:

@@ -20,19 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec._host import MAX_SERIAL_NODES
-from specdec.cache import DecodingCache, Round, Steps, path_tensor
+from specdec.cache import Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import Calibration, outcomes
 from specdec.drafters.draws import draw_children
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
-from specdec.drafters.worth import Worth
+from specdec.drafters.worth import SecondsOfLate, Worth
+from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
-KEPT = 1024  # emitted tokens whose features are kept at most, some kilobytes each, until a draft needs them
+KEPT = 1024  # emitted tokens that wait for a draft at most; some kilobytes each, where they have features
 
 
 class EmittedTokens(NamedTuple):
@@ -62,10 +63,8 @@ class DraftedNodes(NamedTuple):
         lengths: int32 [B], nodes of each row; 0: the row takes no part.
         sizes: the same as a list.
         slots: int32 [B].
-        above: for each row the places of its nodes' parents among the nodes of the round, by their order in
-            `prefix`.
-        parents: int32 [B, N], the same as `forward` takes it: None where every row goes on where the prefix
-            ended.
+        parents: int32 [B, N], the nodes' parents among those of `prefix`, as `forward` takes them; None where
+            every row goes on where the prefix ended.
         prefix: the nodes run before.
     """
 
@@ -73,7 +72,6 @@ class DraftedNodes(NamedTuple):
     lengths: Tensor
     sizes: list[int]
     slots: Tensor
-    above: list[list[int]]
     parents: Tensor | None
     prefix: Steps
 
@@ -89,8 +87,8 @@ class _Slot:
         greedy: whether it last drafted for a greedy request.
         row: its row in the round being drafted, or -1.
         roots: emitted tokens at the start of that row, the unseen ones when it began.
-        columns: places in that row of the nodes that the drafter has run, by node of the proposal (-1: the
-            last emitted token).
+        columns: places in that row of the nodes that the drafter has run: by node of the growing tree (0: the
+            last emitted token), and once that is finished by node of the proposal.
         committed: nodes of its row to commit, once the target has decided.
         tree: what it proposed, until the round is decided.
         said: (probability, rank) of the tree's nodes.
@@ -111,13 +109,16 @@ class SteppingDrafter(ABC):
     """Drafts trees level by level.
 
     Args:
-        cache: the drafter's own, one slot for each of the loop's.
-        shape: of the trees.
-        vocab_size: V of the target.
-        ends: tokens that end a text.
+        model: what it drafts with.
+        slots: sequences at a time, as in the target's loop.
+        branching: children of the last emitted token, of each of those, and so on; the last number goes on.
+            (1,) drafts chains. Or a `TreeShape`, such as `TreeShape.pruned()`.
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
         vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
+
+    Raises:
+        ValueError: `branching` is no such list, or `slots` no number from 1 on.
     """
 
     name = "stepping"
@@ -128,28 +129,28 @@ class SteppingDrafter(ABC):
 
     def __init__(
         self,
-        cache: DecodingCache,
+        model: DraftModel,
         *,
-        shape: TreeShape,
-        vocab_size: int,
-        ends: frozenset[int],
+        slots: int = 1,
+        branching: Sequence[int] | TreeShape = (1,),
         replacement: bool = False,
         draw: bool = True,
         vocabulary: NDArray[np.integer] | None = None,
     ) -> None:
-        self.shape = shape
+        self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
         self.calibration = {True: Calibration(), False: Calibration()}  # by whether a request is greedy
-        self._cache = cache
-        self._vocab_size = vocab_size
-        self._ends = ends
+        self._cache = model.new_cache(slots)
+        self._vocab_size = model.vocab_size
+        self._num_parameters = model.num_parameters
+        self._ends = model.eos_token_ids
         self._vocabulary = vocabulary
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
         self._worth = Worth()
-        self._level_seconds = 0.0  # of a level after the first
-        self._likeliest = 0.7  # chance of a node's best child
+        self._level_seconds: dict[int, SecondsOfLate] = {}  # by rows: of a level after the first
+        self._best_child = 0.7  # chance of a node's likeliest child
 
     # --- what a drafter says ---
 
@@ -183,6 +184,10 @@ class SteppingDrafter(ABC):
     def levels(self, max_nodes: int) -> Sequence[int]:
         """Nodes of a proposal that is 1, 2, ... tokens deep."""
         return self.shape.levels(max_nodes)
+
+    def step_cost(self, target: CausalLM) -> float:
+        """The drafter's weights over the target's: a small batch takes as long as reading them."""
+        return self._num_parameters / target.num_parameters
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         """Prefills the drafter's own state with the prompt.
@@ -218,8 +223,8 @@ class SteppingDrafter(ABC):
             state.unseen.extend(tokens)
             if features is not None:
                 state.features.append(features)
-                if len(state.unseen) > KEPT:
-                    self._bring_up(slot, CATCH_UP)
+            if len(state.unseen) > KEPT:
+                self._bring_up(slot, CATCH_UP)
             return
         run: list[int] = []
         if not self.rereads_accepted:
@@ -234,19 +239,28 @@ class SteppingDrafter(ABC):
         rows = self._worthwhile([r for r in requests if min(r.max_nodes, r.max_depth) > 0])
         if not rows:
             return [Proposal.empty() for _ in requests]
-        start = perf_counter()
-        by_slot = dict(zip([r.slot for r in rows], self.draft(rows), strict=True))
+        proposals, seconds = self.draft(rows)
+        by_slot = dict(zip([r.slot for r in rows], proposals, strict=True))
         priced = [r for r in rows if r.prices.second > 0.0]
         if priced:
             gains = [(0, by_slot[r.slot].gain(r.prices.node)) for r in priced]
-            self._worth.observe(gains, perf_counter() - start)
+            self._worth.observe(gains, seconds)
         return [by_slot.get(r.slot) or Proposal.empty() for r in requests]
 
-    def draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
-        """Drafts for these requests, each of which may have drafts, all of them in one batch."""
+    def draft(self, rows: Sequence[DraftRequest]) -> tuple[list[Proposal], float]:
+        """Drafts for these requests, each of which may have drafts, all of them in one batch.
+
+        Returns:
+            A proposal for each, and the seconds that it took: without reading what was emitted in many rounds
+            without drafts, which no other round has to do.
+        """
         self._settle(defer_for=[r.slot for r in rows])
         self._catch_up(rows)
-        return self._draft(rows)
+        start = perf_counter()
+        return self._draft(rows), perf_counter() - start
+
+    def _draws_for(self, request: DraftRequest) -> bool:
+        return self.draws and not request.sampling.greedy
 
     def _worthwhile(self, rows: list[DraftRequest]) -> list[DraftRequest]:
         """The requests that drafting is expected to pay for; those without a price always."""
@@ -279,7 +293,7 @@ class SteppingDrafter(ABC):
 
     def _catch_up(self, rows: Sequence[DraftRequest]) -> None:
         """Commits emitted tokens in passes of CATCH_UP nodes until the rest fits a drafting round."""
-        most = max(GrowingTree.most_run(r, self.shape) for r in rows)
+        most = max(GrowingTree.most_run(r, self.shape, self._draws_for(r)) for r in rows)
         room = min(CATCH_UP, MAX_SERIAL_NODES - most)
         for slot in [r.slot for r in rows]:
             self._bring_up(slot, room)
@@ -289,6 +303,8 @@ class SteppingDrafter(ABC):
         state = self._slots[slot]
         if state.committed:
             self._settle()  # they come first; every row of that round was decided, as this one went on since
+        if len(state.unseen) <= room:
+            return
         while len(state.unseen) > room:
             count = min(CATCH_UP, len(state.unseen) - 1)
             _, round = self.run_emitted(self._emitted([slot], count))
@@ -296,6 +312,8 @@ class SteppingDrafter(ABC):
             del state.unseen[:count]
             if state.features:
                 state.features = [_joined(state.features)[count:]]
+        # What is left is a view of all that was read.
+        state.features = [part.clone() for part in state.features]
 
     def _emitted(self, slots: Sequence[int], most: int | None = None) -> EmittedTokens:
         """The first `most` unseen tokens of these slots; all by default."""
@@ -320,18 +338,17 @@ class SteppingDrafter(ABC):
     def _draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
         """Grows the trees of all rows level by level, one call of the model a level."""
         states = [self._slots[r.slot] for r in rows]
-        drawn = [self.draws and not r.sampling.greedy for r in rows]
-        trees = [GrowingTree(r, self.shape, self._ends, d) for r, d in zip(rows, drawn, strict=True)]
+        trees = [GrowingTree(r, self.shape, self._ends, self._draws_for(r)) for r in rows]
         probs: list[Tensor] = []
         count = 0
         start = perf_counter()
         logits = self._read([r.slot for r in rows])  # [B, V']
         while True:
-            wanted = self._paying(trees, perf_counter() - start)
+            wanted = self._fitting(trees, self._paying(trees, perf_counter() - start))
             if not any(wanted):
                 break
-            start = perf_counter()
             if trees[0].depth > 0:
+                start = perf_counter()
                 logits = self._step(trees, wanted, states)  # [R, V'], R parents of all rows
             parents = [tree.asked(nodes) for tree, nodes in zip(trees, wanted, strict=True)]
             flat = [p for asked in parents for p in asked]
@@ -351,7 +368,7 @@ class SteppingDrafter(ABC):
                     tokens, probabilities, row = next(found)
                     tree.grow(parent.node, tokens, probabilities, chance, row if row < 0 else row + count)
                     if probabilities and not tree.drawn:
-                        self._likeliest += 0.02 * (chance(probabilities[0], 0) - self._likeliest)
+                        self._best_child += 0.02 * (chance(probabilities[0], 0) - self._best_child)
             if children.probs is not None:
                 probs.append(children.probs)
                 count += len(children.probs)
@@ -359,7 +376,8 @@ class SteppingDrafter(ABC):
         return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
 
     def _paying(self, trees: Sequence[GrowingTree], seconds: float) -> list[list[int]]:
-        """The nodes of each tree to expand in the next level, for which it took `seconds` to make this one.
+        """The nodes of each tree to expand in the next level, where this one took `seconds`: the pass and the
+        choice of its children.
 
         A child is hoped to be as likely as the best child of a node usually is. Nodes whose child would not
         be worth verifying are left out, and trees with prices stop where a level brings less than its time.
@@ -367,20 +385,34 @@ class SteppingDrafter(ABC):
         wanted = [tree.expandable() for tree in trees]
         if trees[0].depth == 0:
             return wanted  # that it pays was decided before
-        if trees[0].depth > 1 or self._level_seconds == 0.0:
-            self._level_seconds += (0.1 if self._level_seconds else 1.0) * (seconds - self._level_seconds)
+        level = self._level_seconds.setdefault(len(trees), SecondsOfLate())
+        if trees[0].depth > 1 or level.cold:
+            # The first level, which reads what was emitted, stands for the others until a few were measured.
+            level.observe(seconds)
         gain = second = 0.0
         for i, tree in enumerate(trees):
             prices = tree.request.prices
             if prices.second == 0.0:
                 continue
             second = max(second, prices.second)
-            nodes = [(node, tree.chances[node] * self._likeliest - prices.node) for node in wanted[i]]
+            nodes = [(node, tree.chances[node] * self._best_child - prices.node) for node in wanted[i]]
             wanted[i] = [node for node, hope in nodes if hope > 0.0]
             gain += sum(hope for _, hope in nodes if hope > 0.0)
-        if gain < second * self._level_seconds:
+        if gain < second * level():
             return [[] if t.request.prices.second > 0.0 else w for t, w in zip(trees, wanted, strict=True)]
         return wanted
+
+    def _fitting(self, trees: Sequence[GrowingTree], wanted: list[list[int]]) -> list[list[int]]:
+        """Of these nodes those that one round has room for, the best of each tree.
+
+        A level is as wide as its widest row. Trees that would be others if they were cut, fixed and drawn
+        ones, fit anyway (`GrowingTree.most_run`), if the others leave them what they may still need.
+        """
+        if self.shape.tau is None:
+            return wanted
+        kept = max([tree.reserved for tree, nodes in zip(trees, wanted, strict=True) if nodes], default=0)
+        room = max(MAX_SERIAL_NODES - len(self._steps) - kept, 0)
+        return [nodes if t.drawn else nodes[:room] for t, nodes in zip(trees, wanted, strict=True)]
 
     def _finished(self, tree: GrowingTree, state: _Slot, probs: Tensor | None) -> Proposal:
         """The tree as it is proposed; notes what `observe` needs."""
@@ -429,7 +461,6 @@ class SteppingDrafter(ABC):
             torch.tensor(sizes, dtype=torch.int32),
             sizes,
             round.slots,
-            above,
             parents,
             self._steps,
         )

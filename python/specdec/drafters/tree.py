@@ -25,6 +25,9 @@ from specdec.drafters.shape import TreeShape
 from specdec.tree import TokenTree
 
 MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those included that are left out later
+# Of each level, where tokens are drawn: a batch pads every level to its widest row, and what is drawn for a
+# row may not depend on the others, so the widths are fixed beforehand. MOST_RUN in all.
+DRAWN_WIDTHS = (8, 8, 4, 4, 2, 2, *(1,) * 20)
 
 
 def best_first_order(chances: Sequence[float]) -> list[int]:
@@ -33,6 +36,17 @@ def best_first_order(chances: Sequence[float]) -> list[int]:
     stays before its child.
     """
     return sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
+
+
+def subtree(tokens: Sequence[int], parents: Sequence[int], order: Sequence[int], root: int) -> TokenTree:
+    """The nodes of `order`, in that order, in which parents come first; the parent `root` stands for the last
+    emitted token.
+    """
+    place = {root: -1}
+    place.update((node, i) for i, node in enumerate(order))
+    return TokenTree.unchecked(
+        tuple([tokens[node] for node in order]), tuple([place[parents[node]] for node in order])
+    )
 
 
 def best_first(tree: TokenTree, chances: Sequence[float]) -> tuple[TokenTree, tuple[float, ...]]:
@@ -61,7 +75,8 @@ class GrowingTree:
         said: [1 + n] the drafter's (probability of the node among its siblings, rank).
         run: nodes that the drafter has run, node 0 left out.
         drawn: as given.
-        depth: levels so far.
+        depth: levels so far. A fixed tree gets no deeper than its shape is without end tokens, so that no
+            level is wider than that of the largest request.
     """
 
     def __init__(self, request: DraftRequest, shape: TreeShape, ends: frozenset[int], drawn: bool) -> None:
@@ -77,11 +92,38 @@ class GrowingTree:
         self.depth = 0
         self._rows = [-1]
         self._level = [0]  # nodes of the last level
+        self._deepest = request.max_depth
+        if shape.tau is None:
+            self._deepest = min(self._deepest, len(shape.levels(request.max_nodes)))
+        elif drawn:
+            self._deepest = min(self._deepest, request.max_nodes, 1 + len(DRAWN_WIDTHS))
 
     @staticmethod
-    def most_run(request: DraftRequest, shape: TreeShape) -> int:
-        """Most nodes that drafting for this request runs."""
-        return request.max_nodes - 1 if shape.tau is None else min(2 * request.max_nodes, MOST_RUN)
+    def most_run(request: DraftRequest, shape: TreeShape, drawn: bool) -> int:
+        """Nodes that drafting for this request runs at most, the last emitted token left out.
+
+        Of fixed and of drawn trees in one batch the largest of these numbers is enough for all, although each
+        level is padded to its widest row. Other trees can be cut to what fits.
+
+        Args:
+            request: what is asked for.
+            shape: of all trees of the drafter.
+            drawn: whether its tokens are drawn at random.
+        """
+        if shape.tau is None:
+            return request.max_nodes - 1
+        if drawn:
+            return sum(DRAWN_WIDTHS[: max(min(request.max_depth, request.max_nodes) - 1, 0)])
+        return min(2 * request.max_nodes, MOST_RUN)
+
+    @property
+    def reserved(self) -> int:
+        """Nodes that the levels below the last one may still run, of a tree that is drawn and pruned; 0 for
+        others.
+        """
+        if self._shape.tau is None or not self.drawn:
+            return 0
+        return sum(DRAWN_WIDTHS[self.depth : self._deepest - 1])
 
     @property
     def drafts(self) -> int:
@@ -91,7 +133,7 @@ class GrowingTree:
     def expandable(self) -> list[int]:
         """Nodes of the last level that may get children, best first."""
         request, level = self.request, self._level
-        if self.depth >= request.max_depth:
+        if self.depth >= self._deepest:
             return []
         ends, tokens = self._ends, self.tokens
         open_nodes = [node for node in level if tokens[node] not in ends]
@@ -102,9 +144,10 @@ class GrowingTree:
         floor = self.floor
         if not self.drawn and self.drafts > request.max_nodes:
             floor = max(floor, sorted(chances[1:], reverse=True)[request.max_nodes - 1])
-        room = self.most_run(request, self._shape) - self.run
         if self.drawn:
-            room = min(room, request.max_nodes - self.drafts)
+            room = min(request.max_nodes - self.drafts, DRAWN_WIDTHS[max(self.depth - 1, 0)])
+        else:
+            room = self.most_run(request, self._shape, False) - self.run
         good = [node for node in open_nodes if chances[node] >= floor]
         good.sort(key=lambda node: -chances[node])
         return good[: max(room, 0)]
@@ -129,6 +172,9 @@ class GrowingTree:
     def asked(self, nodes: Sequence[int]) -> list[Parent]:
         """Asks for the children of these nodes: of a fixed tree all first children before any second one, as
         far as `max_nodes` go.
+
+        Returns:
+            A `Parent` for each of them, in their order.
         """
         children = self._shape.children(self.depth)
         counts = [children] * len(nodes)
@@ -176,11 +222,14 @@ class GrowingTree:
             self._rows.append(row)
 
     def proposal(self, probs: Tensor | None, replacement: bool) -> tuple[Proposal, list[int]]:
-        """The tree, and for each of its nodes the node here.
+        """The tree as it is proposed.
 
         Args:
             probs: rows that tokens were drawn from.
             replacement: whether siblings were drawn independently.
+
+        Returns:
+            The proposal, and for each of its nodes the node here.
         """
         order = list(range(1, len(self.tokens)))
         if not order:
@@ -194,12 +243,7 @@ class GrowingTree:
         order = [node for node in order if chances[node] >= floor]
         order.sort(key=chances.__getitem__, reverse=True)
         del order[self.request.max_nodes :]
-        place = {node: i for i, node in enumerate(order)}
-        place[0] = -1
-        tree = TokenTree.unchecked(
-            tuple([self.tokens[node] for node in order]),
-            tuple([place[self.parents[node]] for node in order]),
-        )
+        tree = subtree(self.tokens, self.parents, order, root=0)
         return Proposal(
             tree, ProposalKind.DETERMINISTIC, chances=tuple([chances[node] for node in order])
         ), order

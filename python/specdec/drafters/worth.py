@@ -10,9 +10,37 @@ from specdec.costs import FASTER, SLOWER
 LEARNING = 0.1
 GUESS = 1.2  # tokens a call, before any was made
 GUESS_CALLS = 3.0  # that what is known of all classes counts for beside a class's own
-COLD_CALLS = 4  # the first ones run with cold caches: the fastest of them counts
+COLD_CALLS = 4  # the first ones are made whatever they bring, with cold caches: the fastest of them counts
 TRYING = 0.3  # of a gain, where it did not seem to pay
 EXPLORE_EVERY = 16  # drafting takes a part of a decode step: the first try costs 2% or so, then ever less
+
+
+class SecondsOfLate:
+    """What calls of one kind take. An interruption makes a call slower and nothing makes it faster, so slow
+    calls count for less, and of the first ones the fastest counts.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._calls = 0
+
+    def __call__(self) -> float:
+        """The estimate; 0 before any call."""
+        return self._seconds
+
+    @property
+    def cold(self) -> bool:
+        """Whether the next call is one of the first."""
+        return self._calls < COLD_CALLS
+
+    def observe(self, seconds: float) -> None:
+        """Books a call."""
+        if self.cold:
+            self._seconds = min(seconds, self._seconds) if self._calls else seconds
+        else:
+            new = min(seconds, 3.0 * self._seconds)
+            self._seconds += (FASTER if new < self._seconds else SLOWER) * (new - self._seconds)
+        self._calls += 1
 
 
 class Exploration:
@@ -66,8 +94,7 @@ class Worth:
         self._gains = [_Gain(factor) for factor in factors]
         self._tokens = GUESS  # of a class with factor 1, from all classes
         self._told = GUESS_CALLS
-        self._seconds = 0.0
-        self._calls = 0
+        self._seconds = SecondsOfLate()
 
     def choose(self, classes: Sequence[int], second_price: float) -> list[bool]:
         """For which sequences to draft; call it once a round.
@@ -76,11 +103,13 @@ class Worth:
             classes: of each sequence.
             second_price: tokens that a second of drafting for all of them must bring.
         """
-        cost = second_price * self._seconds
+        cost = second_price * self._seconds()
         hopes = [self._hope(self._gains[c]) for c in classes]
         # A further row costs less than the first: half of its share.
         chosen = [hope >= 0.5 * cost / len(classes) for hope in hopes]
-        if sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
+        if self._seconds.cold:
+            chosen = [True] * len(classes)
+        elif sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
             chosen = [False] * len(classes)
         seen = set()
         for i, c in enumerate(classes):
@@ -100,12 +129,7 @@ class Worth:
             gains: (class, expected tokens less the price of their nodes) of each sequence drafted for.
             seconds: that it took.
         """
-        self._calls += 1
-        if self._calls <= COLD_CALLS:
-            self._seconds = seconds if self._calls == 1 else min(seconds, self._seconds)
-        else:
-            new = min(seconds, 3.0 * self._seconds)
-            self._seconds += (FASTER if new < self._seconds else SLOWER) * (new - self._seconds)
+        self._seconds.observe(seconds)
         for c, tokens in gains:
             gain = self._gains[c]
             gain.calls += 1

@@ -141,8 +141,8 @@ class DrafterSpec:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws its tokens at random where the target does: more of them are kept than of the
-        likeliest. Together with "ngram" it does not, as drawn tokens share no tree with others.
+        """Whether it draws its tokens at random where the target does. Together with "ngram" it does not, as
+        drawn tokens share no tree with others.
         """
         return self.has_model and not self.combined
 

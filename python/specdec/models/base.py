@@ -11,16 +11,16 @@ from specdec.cache import DecodingCache, Round, Steps
 from specdec.models.features import Feature, FeatureTap
 
 
-class CausalLM(Protocol):
-    """A causal language model whose memory is a `DecodingCache`."""
+class DraftModel(Protocol):
+    """What a drafter steps: a `CausalLM`, or a model that reads another one's features."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens V."""
+        """Number of tokens V of the target."""
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights: how much a decode step reads, so that models can be compared without a clock."""
+        """Number of weights that a decode step reads, so that models can be compared without a clock."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -28,6 +28,10 @@ class CausalLM(Protocol):
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences."""
+
+
+class CausalLM(DraftModel, Protocol):
+    """A causal language model whose memory is a `DecodingCache`."""
 
     def feature_size(self, feature: Feature) -> int:
         """Numbers that a feature has for each token.

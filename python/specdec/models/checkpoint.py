@@ -44,8 +44,12 @@ def embedded_drafters() -> dict[str, Path]:
 
 def shipped_drafter(directory: Path | None) -> Path | None:
     """The drafter that comes with the embedded model in `directory`; None for all other models."""
-    drafters = embedded_drafters()
-    return next((drafters.get(name) for name, path in embedded_models().items() if path == directory), None)
+    if directory is None:
+        return None
+    drafters, place = embedded_drafters(), directory.resolve()  # one directory may have several paths
+    return next(
+        (drafters.get(name) for name, path in embedded_models().items() if path.resolve() == place), None
+    )
 
 
 def _assets() -> dict[str, Path]:
@@ -358,11 +362,15 @@ def _shards(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file whole or not at all."""
+    """Write a safetensors file whole or not at all. Raises OSError where the disk is full or the like."""
     partial = path.with_name(path.name + ".partial")
     partial.touch()
     mode = partial.stat().st_mode & 0o777  # what the user's umask gives; save_file writes 0600
-    save_file(dict(tensors), partial, metadata={"format": "pt", **(metadata or {})})
+    try:
+        save_file(dict(tensors), partial, metadata={"format": "pt", **(metadata or {})})
+    except SafetensorError as error:  # no OSError, whatever went wrong
+        partial.unlink(missing_ok=True)
+        raise OSError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from None
     partial.chmod(mode)
     os.replace(partial, path)
 

@@ -80,6 +80,11 @@ class RecurrentDrafterModel:
             self.vocabulary = tensors[VOCABULARY].long()
             self._head = ops.pack_weight(target.head.unpack()[self.vocabulary])
         self.eos_token_ids = target.eos_token_ids
+        self._num_parameters = self._head.in_features * self._head.out_features + sum(
+            tensor.numel()
+            for name, tensor in tensors.items()
+            if not name.startswith(("fuse_", "embed_")) and name != VOCABULARY
+        )
         self._spec = layer_spec(config.layer)
 
     @classmethod
@@ -110,8 +115,11 @@ class RecurrentDrafterModel:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that a step reads: the drafter's own, without the fused input's, and its head."""
-        return self.config.num_parameters + self._head.in_features * self._head.out_features
+        """Numbers that a drafted token reads: the block's, those that its parent's output goes through, and
+        the head's. Not the fused input's, which the first token of a round reads alone, nor those that only
+        made the table of tokens.
+        """
+        return self._num_parameters
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
@@ -137,8 +145,9 @@ class RecurrentDrafterModel:
             lengths: tokens of each row; 0 leaves its slot empty.
 
         Raises:
-            ValueError: a token is outside the vocabulary.
+            ValueError: a token is outside the vocabulary, or `features` are missing or not wanted.
         """
+        self._check_given(features, None)
         cache.reset(slots)
         if max(lengths) == 0:
             return
@@ -178,7 +187,11 @@ class RecurrentDrafterModel:
 
         Returns:
             The outputs h, [B, N, D], of which `logits` makes logits, and the factors to commit.
+
+        Raises:
+            ValueError: `features` and `own` are both missing or both given, or not wanted.
         """
+        self._check_given(features, own)
         x = self._inputs(tokens, features, own)
         h, _, factors = self._block.verify(
             x,
@@ -206,16 +219,20 @@ class RecurrentDrafterModel:
     def _inputs(self, tokens: Tensor, features: Tensor | None, own: Tensor | None) -> Tensor:
         """[B, N, D]."""
         added = self._table[tokens]
-        if features is not None:
-            assert self._fuse is not None, "features for the independent drafter"
+        if features is not None and self._fuse is not None:
             norm, weight = self._fuse
             return ops.rms_norm_linear(features, norm, self._eps, weight, residual=added)
-        if own is not None:
-            assert self._own is not None, "outputs for the independent drafter"
+        if own is not None and self._own is not None:
             norm, weight = self._own
             return ops.rms_norm_linear(own, norm, self._eps, weight, residual=added)
-        assert not self.features, "a drafter that reads features was given none"
         return added
+
+    def _check_given(self, features: Tensor | None, own: Tensor | None) -> None:
+        """A drafter of features takes just one of the two, the independent one neither."""
+        given = [name for name, value in (("features", features), ("own", own)) if value is not None]
+        if len(given) != (1 if self.features else 0):
+            want = "one of the two" if self.features else "neither, as this drafter reads no features"
+            raise ValueError(f"features, own: got {' and '.join(given) or 'neither'}, want {want}")
 
 
 def _check_sizes(

@@ -94,6 +94,7 @@ def write_tokens(
             if total == most:
                 break
     if total == 0:
+        partial.unlink()
         raise ValueError(f"text: {str(folder)!r} holds no readable text")
     os.replace(partial, path)
     return total

@@ -259,7 +259,7 @@ class DrafterTraining(Run):
         return found
 
     def save(self) -> None:
-        """Write the state to resume from, then the drafter (matrices in bfloat16) and the history."""
+        """Write the history and the state to resume from, then the drafter (matrices in bfloat16)."""
         metadata = {
             "options": json.dumps(self.options.to_dict()),
             "step": str(self.step),
@@ -268,6 +268,7 @@ class DrafterTraining(Run):
             "tokens_sha256": self._cache.tokens_sha256,
         }
         vocabulary = {} if self._vocabulary is None else {VOCABULARY: self._vocabulary.to(torch.int32)}
-        write_tensors(self.out / STATE_NAME, {**self._optimization.state(), **vocabulary}, metadata)
+        # The history first: `resume` drops what is newer than the state, but could not fill a gap.
         write_json(self.out / HISTORY_NAME, asdict(self.history))
+        write_tensors(self.out / STATE_NAME, {**self._optimization.state(), **vocabulary}, metadata)
         save_drafter(self.out, self.options.config, {**self.model.state_dict(), **vocabulary})

@@ -138,6 +138,7 @@ def _place_tokens(request: TrainingRequest, path: Path) -> int:
     backend = load_tokenizer(request.target).backend
     try:
         total = write_tokens(request.text, backend, new, request.seed, most=request.text_tokens)
+        TokenWindows(new, request.seq_len, request.seed)  # what is too short is not kept
         if not path.exists() or not path.with_name(INDEX_NAME).exists():  # no features of another text
             os.replace(new, path)
         elif files_sha256([path]) != files_sha256([new]):

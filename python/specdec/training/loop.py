@@ -169,10 +169,11 @@ class Training(Run):
         return losses
 
     def save(self) -> None:
-        """Write the state to resume from, then the model itself (matrices in bfloat16) and the history."""
+        """Write the history and the state to resume from, then the model itself (matrices in bfloat16)."""
         metadata = {"options": self.options.to_json(), "step": str(self.step)}
-        write_tensors(self.out / STATE_NAME, self._optimization.state(), metadata)
+        # The history first: `resume` drops what is newer than the state, but could not fill a gap.
         write_json(self.out / HISTORY_NAME, asdict(self.history))
+        write_tensors(self.out / STATE_NAME, self._optimization.state(), metadata)
         save_model(self.out, self.options.config, self.model.state_dict(), dtype=torch.bfloat16)
 
 

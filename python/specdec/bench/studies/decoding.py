@@ -118,21 +118,15 @@ def plan(lab: Lab) -> tuple[list[Group], list[str]]:
 
 def _shapes(name: str) -> bool:
     """Whether the shape of a drafter's drafts is measured: it drafts with a model, and alone."""
-    try:
-        return "+" not in name and DrafterSpec.parse(name).has_model
-    except ValueError:  # said among what is skipped
-        return False
+    spec = DrafterSpec.parse(name)
+    return spec.has_model and not spec.combined
 
 
 def _available(lab: Lab, wanted: Iterable[tuple[str, str]], skipped: list[str]) -> list[DrafterSpec]:
     """The drafters that this target has; why not, of the others. A tree of "" is the drafter's own."""
     found = []
     for name, tree in wanted:
-        try:
-            spec = DrafterSpec.parse(name, tree=tree) if tree else DrafterSpec.parse(name)
-        except ValueError as error:
-            skipped.append(f"{name}{f' with trees {tree}' if tree else ''}: {error}")
-            continue
+        spec = DrafterSpec.parse(name, tree=tree) if tree else DrafterSpec.parse(name)
         why = lab.unavailable(spec)
         if why is None:
             found.append(spec)
