@@ -1,46 +1,26 @@
-// Bindings of a whole Gated DeltaNet block: verify_block, verify_block_deferred. They do what the operators
-// do that a block consists of, in one call: with a few rows a call costs as much as its work.
+// Bindings of a whole Gated DeltaNet block: verify_block, verify_block_deferred. They call what a block
+// consists of: with a few rows, a call through the dispatcher costs as much as its work.
+#include "block.h"
+
 #include "dense.h"
-#include "layer.h"
 
 namespace specdec::binding {
 
 namespace {
 
-using Block = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;  // x, o, mixed, factors k, u, g
-
-// The weights in the order of the schema's list.
-struct Weights {
-  explicit Weights(const std::vector<Tensor>& list) : all(list) {
-    STD_TORCH_CHECK(list.size() == 10, "weights: got ", list.size(), " tensors, want 10");
-  }
-  const Tensor& mixer_norm() const { return all[0]; }
-  const Tensor& projections() const { return all[1]; }
-  const Tensor& conv() const { return all[2]; }
-  const Tensor& A_log() const { return all[3]; }
-  const Tensor& dt_bias() const { return all[4]; }
-  const Tensor& head_norm() const { return all[5]; }
-  const Tensor& out() const { return all[6]; }
-  const Tensor& mlp_norm() const { return all[7]; }
-  const Tensor& gate_up() const { return all[8]; }
-  const Tensor& down() const { return all[9]; }
-
-  const std::vector<Tensor>& all;
-};
-
-// The mixer's inputs side by side: q k v [B, N, C], the output gate [B, N, HV DV] or none, a, b [B, N, HV].
+// The mixer's inputs side by side, and views of them: q k v [B, N, C], the output gate [B, N, HV DV], a and b
+// [B, N, HV].
 struct Projected {
-  Projected(const Tensor& x, const Weights& w, const Tensor& state, double eps, bool gated) {
+  Projected(const Tensor& x, const BlockWeights& w, const BlockArgs& args) {
     check_shape(x, "x", {-1, -1, -1}, "[B, N, D]");
-    check_shape(state, "state", {-1, -1, -1, -1}, "[S, HV, DV, DK]");
-    check_shape(w.conv(), "weights[2]", {-1, -1}, "[C, W]");
-    const int64_t C = w.conv().size(0), HV = state.size(1), values = gated ? HV * state.size(2) : 0;
-    const int64_t width = C + values + 2 * HV;
-    const Tensor y = rms_norm_linear(x, w.mixer_norm(), eps, w.projections(), {}, width, {}, {});
-    mixed = torch::stable::narrow(const_cast<Tensor&>(y), 2, 0, C);
-    if (gated) gate = torch::stable::narrow(const_cast<Tensor&>(y), 2, C, values);
-    a = torch::stable::narrow(const_cast<Tensor&>(y), 2, C + values, HV);
-    b = torch::stable::narrow(const_cast<Tensor&>(y), 2, C + values + HV, HV);
+    check_shape(args.state, "state", {-1, -1, -1, -1}, "[S, HV, DV, DK]");
+    const int64_t C = w.conv().size(0), HV = args.state.size(1);
+    const int64_t values = args.gated ? HV * args.state.size(2) : 0;
+    Tensor y = rms_norm_linear(x, w.mixer_norm(), args.eps, w.projections(), {}, C + values + 2 * HV, {}, {});
+    mixed = torch::stable::narrow(y, 2, 0, C);
+    if (args.gated) gate = torch::stable::narrow(y, 2, C, values);
+    a = torch::stable::narrow(y, 2, C + values, HV);
+    b = torch::stable::narrow(y, 2, C + values + HV, HV);
   }
 
   Tensor mixed, a, b;
@@ -48,49 +28,58 @@ struct Projected {
 };
 
 // Head norm, output projection and the MLP, with both residuals.
-Block finish(const Tensor& x, const Weights& w, const Projected& from, const Verified& verified, double eps) {
+BlockOutputs finish(const Tensor& x, const BlockWeights& w, double eps, const Projected& from,
+                    const Verified& verified) {
   const auto& [o, k, u, g] = verified;
   const int64_t D = x.size(2);
   const Tensor heads = torch::stable::view(o, {o.size(0), o.size(1), o.size(2) * o.size(3)});
-  const Tensor middle = rms_norm_linear(heads, w.head_norm(), eps, w.out(), {}, D, from.gate, x);
-  check_shape(w.down(), "weights[9]", {-1, -1, -1, -1}, "a packed weight");
+  const Tensor mixer = rms_norm_linear(heads, w.head_norm(), eps, w.out(), {}, D, from.gate, x);
+  if (!w.has_mlp()) return {mixer, o, from.mixed, k, u, g};
   const Tensor wide =
-      rms_norm_linear(middle, w.mlp_norm(), eps, w.gate_up(), {}, 2 * w.down().size(1), {}, {});
-  return {swiglu_linear(wide, w.down(), {}, D, middle), o, from.mixed, k, u, g};
+      rms_norm_linear(mixer, w.mlp_norm(), eps, w.gate_up(), {}, 2 * w.down().size(1), {}, {});
+  return {swiglu_linear(wide, w.down(), {}, D, mixer), o, from.mixed, k, u, g};
 }
 
-Block verify_block(Tensor x, std::vector<Tensor> weights, OptionalTensor conv_bias, bool gated, double eps,
-                   bool neg_eigval, Tensor conv_state, Tensor state, OptionalTensor slots,
-                   OptionalTensor parents, OptionalTensor lengths, OptionalTensor prefix_k,
-                   OptionalTensor prefix_u, OptionalTensor prefix_g, OptionalTensor prefix_parents,
-                   OptionalTensor prefix_mixed, std::optional<double> scale, int64_t strategy) {
-  const Weights w(weights);
-  const Projected from(x, w, state, eps, gated);
-  return finish(x, w, from,
-                verify_layer(from.mixed, from.a, from.b, w.conv(), conv_bias, w.A_log(), w.dt_bias(),
-                             neg_eigval, conv_state, state, slots, parents, lengths, prefix_k, prefix_u,
-                             prefix_g, prefix_parents, prefix_mixed, {}, eps, {}, scale, strategy),
-                eps);
+BlockOutputs verify_block_op(Tensor x, std::vector<Tensor> weights, OptionalTensor conv_bias, bool gated,
+                             double eps, bool neg_eigval, Tensor conv_state, Tensor state,
+                             OptionalTensor slots, OptionalTensor parents, OptionalTensor lengths,
+                             OptionalTensor prefix_k, OptionalTensor prefix_u, OptionalTensor prefix_g,
+                             OptionalTensor prefix_parents, OptionalTensor prefix_mixed,
+                             std::optional<double> scale, int64_t strategy) {
+  return verify_block(x,
+                      {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents, lengths,
+                       scale, strategy},
+                      {prefix_k, prefix_u, prefix_g, prefix_parents, prefix_mixed});
 }
 
-Block verify_block_deferred(Tensor x, std::vector<Tensor> weights, OptionalTensor conv_bias, bool gated,
-                            double eps, bool neg_eigval, Tensor conv_state, Tensor state,
-                            OptionalTensor slots, OptionalTensor parents, OptionalTensor lengths,
-                            Tensor pending_k, Tensor pending_u, OptionalTensor pending_g,
-                            OptionalTensor pending_path, OptionalTensor pending_path_lengths,
-                            Tensor pending_mixed, std::optional<double> scale, int64_t strategy) {
-  const Weights w(weights);
-  const Projected from(x, w, state, eps, gated);
-  return finish(
-      x, w, from,
-      verify_layer_deferred(from.mixed, from.a, from.b, w.conv(), conv_bias, w.A_log(), w.dt_bias(),
-                            neg_eigval, conv_state, state, slots, parents, lengths, pending_k, pending_u,
-                            pending_g, pending_path, pending_path_lengths, pending_mixed, {}, eps, {}, scale,
-                            strategy),
-      eps);
+BlockOutputs verify_block_deferred(Tensor x, std::vector<Tensor> weights, OptionalTensor conv_bias,
+                                   bool gated, double eps, bool neg_eigval, Tensor conv_state, Tensor state,
+                                   OptionalTensor slots, OptionalTensor parents, OptionalTensor lengths,
+                                   Tensor pending_k, Tensor pending_u, OptionalTensor pending_g,
+                                   OptionalTensor pending_path, OptionalTensor pending_path_lengths,
+                                   Tensor pending_mixed, std::optional<double> scale, int64_t strategy) {
+  const BlockWeights w(weights);
+  const Projected from(x, w,
+                       {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents,
+                        lengths, scale, strategy});
+  return finish(x, w, eps, from,
+                verify_layer_deferred(from.mixed, from.a, from.b, w.conv(), conv_bias, w.A_log(), w.dt_bias(),
+                                      neg_eigval, conv_state, state, slots, parents, lengths, pending_k,
+                                      pending_u, pending_g, pending_path, pending_path_lengths, pending_mixed,
+                                      {}, eps, {}, scale, strategy));
 }
 
 }  // namespace
+
+BlockOutputs verify_block(const Tensor& x, const BlockArgs& args, const BlockPrefix& prefix) {
+  const BlockWeights w(args.weights);
+  const Projected from(x, w, args);
+  return finish(x, w, args.eps, from,
+                verify_layer(from.mixed, from.a, from.b, w.conv(), args.conv_bias, w.A_log(), w.dt_bias(),
+                             args.neg_eigval, args.conv_state, args.state, args.slots, args.parents,
+                             args.lengths, prefix.k, prefix.u, prefix.g, prefix.parents, prefix.mixed, {},
+                             args.eps, {}, args.scale, args.strategy));
+}
 
 }  // namespace specdec::binding
 
@@ -109,6 +98,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
-  m.impl("verify_block", TORCH_BOX(&specdec::binding::verify_block));
+  m.impl("verify_block", TORCH_BOX(&specdec::binding::verify_block_op));
   m.impl("verify_block_deferred", TORCH_BOX(&specdec::binding::verify_block_deferred));
 }

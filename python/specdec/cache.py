@@ -92,18 +92,25 @@ class Steps:
             raise ValueError(
                 f"new: got {new.slots.shape[0]} rows, want the {old.slots.shape[0]} of the rounds before"
             )
-        layers = tuple(_concat(a, b) for a, b in zip(old.layers, new.layers, strict=True))
-        count = len(self)
-        parents = None
-        if old.parents is not None or new.parents is not None:
-            parents = torch.cat(
-                [
-                    _explicit_parents(old, 0, count),
-                    _explicit_parents(new, count, new.layers[0].recurrent.u.shape[1]),
-                ],
-                dim=1,
+        self.replace(tuple(_concat(a, b) for a, b in zip(old.layers, new.layers, strict=True)), new.parents)
+
+    def replace(self, layers: tuple[LayerFactors, ...], parents: Tensor | None) -> None:
+        """Like `extend`, from an operator that has appended the new nodes.
+
+        Args:
+            layers: factors of all nodes, the new ones last.
+            parents: int32 [B, N] of the new nodes; None where they continue the last one as a chain.
+        """
+        old, count = self.round, len(self)
+        assert old is not None, "nothing to continue"
+        nodes = layers[0].recurrent.u.shape[1]
+        every = None
+        if old.parents is not None or parents is not None:
+            new = Round(layers, old.slots, parents)
+            every = torch.cat(
+                [_explicit_parents(old, 0, count), _explicit_parents(new, count, nodes - count)], dim=1
             )
-        self.round = Round(layers, old.slots, parents)
+        self.round = Round(layers, old.slots, every)
 
     def recurrent(self, layer: int) -> Prefix | None:
         """The prefix of a layer's recurrence, as `ops.verify` takes it."""

@@ -54,7 +54,7 @@ class ModelDrafter(SteppingDrafter):
         )
         return logits[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1], round  # [B, V]
 
-    def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
+    def run_drafted(self, nodes: DraftedNodes) -> Tensor:
         """One forward pass over the nodes before."""
         logits, round = self.model.forward(
             nodes.tokens,
@@ -64,6 +64,7 @@ class ModelDrafter(SteppingDrafter):
             lengths=nodes.lengths,
             prefix=nodes.prefix,
         )
+        nodes.prefix.extend(round)
         if len(nodes.sizes) == 1:
-            return logits[0], round  # [R, V]
-        return torch.cat([logits[row, :size] for row, size in enumerate(nodes.sizes)]), round
+            return logits[0]  # [R, V]
+        return torch.cat([logits[row, :size] for row, size in enumerate(nodes.sizes)])

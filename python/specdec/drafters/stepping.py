@@ -171,12 +171,12 @@ class SteppingDrafter(ABC):
         """
 
     @abstractmethod
-    def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
-        """Runs drafted nodes.
+    def run_drafted(self, nodes: DraftedNodes) -> Tensor:
+        """Runs drafted nodes and appends them to their prefix.
 
         Returns:
             Logits float32 [R, V'] after the nodes of all rows, one row's after the other's and nothing for
-            places beyond a row's size, which may be written to; and the round.
+            places beyond a row's size, which may be written to.
         """
 
     # --- what the loop asks ---
@@ -464,9 +464,7 @@ class SteppingDrafter(ABC):
             parents,
             self._steps,
         )
-        logits, new = self.run_drafted(drafted)
-        self._steps.extend(new)
-        return logits
+        return self.run_drafted(drafted)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ A model is a stack of blocks between an embedding and a head; a recurrent drafte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,10 @@ class GatedDeltaNetBlock:
         config: sizes and options.
         weights: tensors by their checkpoint names.
         prefix: what the names of this block's tensors begin with, such as "model.layers.3.".
+
+    Attributes:
+        weights: as `ops.verify_block` takes them.
+        scale: of q.
     """
 
     def __init__(self, config: GatedDeltaNetConfig, weights: Mapping[str, Tensor], prefix: str) -> None:
@@ -42,7 +47,7 @@ class GatedDeltaNetBlock:
 
         c = self._config = config
         self._eps = c.norm_eps
-        self._scale = float(c.head_k_dim**-0.5)
+        self.scale = float(c.head_k_dim**-0.5)
         # Bounds of what the projections make side by side: q k v, then the gate; a and b are last.
         self._channels, self._gated = c.conv_dim, c.conv_dim + c.value_dim
         self._mixer_norm = get("attn_norm.weight").float()
@@ -64,6 +69,22 @@ class GatedDeltaNetBlock:
         self._mlp_norm = get("mlp_norm.weight").float()
         self._gate_up = ops.pack_weight(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
         self._down = ops.pack_weight(get("mlp.down_proj.weight"))
+        self.weights = ops.BlockWeights(
+            mixer_norm=self._mixer_norm,
+            projections=self._projections,
+            conv_weight=self._conv_weight,
+            conv_bias=self._conv_bias,
+            A_log=self._A_log,
+            dt_bias=self._dt_bias,
+            head_norm=self._head_norm,
+            out=self._out,
+            mlp_norm=self._mlp_norm,
+            gate_up=self._gate_up,
+            down=self._down,
+            gated=c.use_gate,
+            eps=c.norm_eps,
+            neg_eigval=c.allow_neg_eigval,
+        )
 
     def prefill(
         self, x: Tensor, *, cache: DecodingCache, layer: int, slots: Tensor, lengths: Tensor
@@ -98,7 +119,7 @@ class GatedDeltaNetBlock:
             state=cache.state[layer],
             slots=slots,
             lengths=lengths,
-            scale=self._scale,
+            scale=self.scale,
             qk_l2norm=True,
         )
         return self._finish(x, o, gate), o
@@ -130,9 +151,24 @@ class GatedDeltaNetBlock:
             The residual stream after the block, [B, N, D], the recurrence's output, [B, N, HV, DV], and the
             factors to commit.
         """
+        window, state = _given(cache.conv[layer]), cache.state[layer]
+        rows: dict[str, Any] = {
+            "slots": slots,
+            "parents": parents,
+            "lengths": lengths,
+            "pending": None if pending is None else pending.recurrent(layer),
+            "pending_mixed": None if pending is None else pending.mixed(layer),
+            "prefix": None if prefix is None else prefix.recurrent(layer),
+            "prefix_mixed": None if prefix is None else prefix.mixed(layer),
+            "scale": self.scale,
+        }
+        if strategy != "solve":
+            y, o, mixed, factors = ops.verify_block(
+                x, self.weights, conv_state=window, state=state, strategy=strategy, **rows
+            )
+            return y, o, LayerFactors(factors, mixed)
         mixed, gate, a, b = self._project(x)
-        verify_layer = solve_layer if strategy == "solve" else ops.verify_layer
-        o, factors = verify_layer(
+        o, factors = solve_layer(
             mixed,
             a,
             b,
@@ -141,17 +177,9 @@ class GatedDeltaNetBlock:
             A_log=self._A_log,
             dt_bias=self._dt_bias,
             neg_eigval=self._config.allow_neg_eigval,
-            conv_state=_given(cache.conv[layer]),
-            state=cache.state[layer],
-            slots=slots,
-            parents=parents,
-            lengths=lengths,
-            pending=None if pending is None else pending.recurrent(layer),
-            pending_mixed=None if pending is None else pending.mixed(layer),
-            prefix=None if prefix is None else prefix.recurrent(layer),
-            prefix_mixed=None if prefix is None else prefix.mixed(layer),
-            scale=self._scale,
-            strategy=strategy,
+            conv_state=window,
+            state=state,
+            **rows,
         )
         return self._finish(x, o, gate), o, LayerFactors(factors, mixed)
 

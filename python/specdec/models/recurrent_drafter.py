@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
-from specdec.cache import DecodingCache, Round, Steps
+from specdec.cache import DecodingCache, LayerFactors, Round, Steps
 from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import weights_sha256
 from specdec.models.drafter_checkpoint import VOCABULARY, load_drafter_config, load_drafter_weights
@@ -147,13 +147,13 @@ class RecurrentDrafterModel:
         Raises:
             ValueError: a token is outside the vocabulary, or `features` are missing or not wanted.
         """
-        self._check_given(features, None)
+        self._check_given(features)
         cache.reset(slots)
         if max(lengths) == 0:
             return
         check_tokens(tokens, self.vocab_size)
         self._block.prefill(
-            self._inputs(tokens, features, None),
+            self._inputs(tokens, features),
             cache=cache,
             layer=0,
             slots=torch.as_tensor(list(slots), dtype=torch.int32),
@@ -165,20 +165,17 @@ class RecurrentDrafterModel:
         tokens: Tensor,
         *,
         features: Tensor | None = None,
-        own: Tensor | None = None,
         cache: DecodingCache,
         slots: Tensor,
         parents: Tensor | None = None,
         lengths: Tensor | None = None,
         prefix: Steps | None = None,
     ) -> tuple[Tensor, Round]:
-        """Runs a chain or a tree of tokens a sequence; the state changes only by what was pending.
+        """Runs emitted tokens, chains or trees; the state changes only by what was pending.
 
         Args:
             tokens: int64 [B, N].
-            features: [B, N, F] of the target after the token before each; None for drafted tokens.
-            own: [B, N, D] this model's outputs at each token's parent, where there are no features yet; None
-                with `features`. The independent drafter takes neither.
+            features: [B, N, F] of the target after the token before each; None for the independent drafter.
             cache: read at `slots`; a pending round is folded in.
             slots: int32 [B], negative for padding rows.
             parents: int32 [B, N], -1 for a root; None for chains.
@@ -189,10 +186,10 @@ class RecurrentDrafterModel:
             The outputs h, [B, N, D], of which `logits` makes logits, and the factors to commit.
 
         Raises:
-            ValueError: `features` and `own` are both missing or both given, or not wanted.
+            ValueError: `features` are missing or not wanted.
         """
-        self._check_given(features, own)
-        x = self._inputs(tokens, features, own)
+        self._check_given(features)
+        x = self._inputs(tokens, features)
         h, _, factors = self._block.verify(
             x,
             cache=cache,
@@ -205,6 +202,57 @@ class RecurrentDrafterModel:
         )
         return h, Round((factors,), slots, parents)
 
+    def step(
+        self,
+        tokens: Tensor,
+        outputs: Tensor,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        lengths: Tensor | None = None,
+        prefix: Steps,
+    ) -> tuple[Tensor, Tensor]:
+        """Runs a level of drafted tokens on this model's own outputs and appends it to the prefix.
+
+        Args:
+            tokens: int64 [B, N].
+            outputs: [B, NP, D] h of the prefix's nodes.
+            cache: read at `slots`.
+            slots: int32 [B].
+            parents: int32 [B, N] each token's parent in the prefix; None where N is 1 and all continue its
+                last node.
+            lengths: int32 [B] valid nodes a row; None for N.
+            prefix: uncommitted nodes that these continue; the new ones are appended.
+
+        Returns:
+            Logits float32 [R, V'] after each valid node, one row's after the other's, and the outputs of all
+            nodes, [B, NP + N, D].
+        """
+        recurrent, mixed, window = prefix.recurrent(0), prefix.mixed(0), cache.conv[0]
+        assert recurrent is not None
+        assert mixed is not None
+        assert window is not None
+        logits, outputs, mixed, factors = ops.draft_step(
+            tokens,
+            parents=parents,
+            lengths=lengths,
+            outputs=outputs,
+            table=self._table,
+            own=self._own,
+            weights=self._block.weights,
+            conv_state=window,
+            state=cache.state[0],
+            slots=slots,
+            prefix=recurrent,
+            prefix_mixed=mixed,
+            norm=self._norm,
+            head=self._head,
+            scale=self._block.scale,
+        )
+        prefix.replace((LayerFactors(factors, mixed),), parents)
+        return logits, outputs
+
     def logits(self, h: Tensor) -> Tensor:
         """Logits of the token after each output.
 
@@ -216,23 +264,18 @@ class RecurrentDrafterModel:
         """
         return ops.rms_norm_linear(h.float(), self._norm, self._eps, self._head)
 
-    def _inputs(self, tokens: Tensor, features: Tensor | None, own: Tensor | None) -> Tensor:
+    def _inputs(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         """[B, N, D]."""
         added = self._table[tokens]
-        if features is not None and self._fuse is not None:
-            norm, weight = self._fuse
-            return ops.rms_norm_linear(features, norm, self._eps, weight, residual=added)
-        if own is not None and self._own is not None:
-            norm, weight = self._own
-            return ops.rms_norm_linear(own, norm, self._eps, weight, residual=added)
-        return added
+        if features is None or self._fuse is None:
+            return added
+        norm, weight = self._fuse
+        return ops.rms_norm_linear(features, norm, self._eps, weight, residual=added)
 
-    def _check_given(self, features: Tensor | None, own: Tensor | None) -> None:
-        """A drafter of features takes just one of the two, the independent one neither."""
-        given = [name for name, value in (("features", features), ("own", own)) if value is not None]
-        if len(given) != (1 if self.features else 0):
-            want = "one of the two" if self.features else "neither, as this drafter reads no features"
-            raise ValueError(f"features, own: got {' and '.join(given) or 'neither'}, want {want}")
+    def _check_given(self, features: Tensor | None) -> None:
+        if (features is None) == bool(self.features):
+            got, want = ("None", "a tensor") if features is None else ("a tensor", "None")
+            raise ValueError(f"features: got {got}, want {want}: the drafter reads {list(self.features)}")
 
 
 def _check_sizes(

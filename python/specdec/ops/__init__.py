@@ -18,6 +18,7 @@ from specdec.ops.acceptance import (
     draw_tokens,
     sampling_probs,
 )
+from specdec.ops.block import BlockOutputs, BlockWeights, DraftStep, draft_step, likeliest, verify_block
 from specdec.ops.convolution import conv_commit, conv_verify
 from specdec.ops.dense import (
     PackedWeight,
@@ -37,8 +38,11 @@ from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 __all__ = [
     "AcceptRule",
     "Accepted",
+    "BlockOutputs",
+    "BlockWeights",
     "ConvPending",
     "ConvPrefix",
+    "DraftStep",
     "Factors",
     "PackedWeight",
     "Pending",
@@ -50,8 +54,10 @@ __all__ = [
     "conv_commit",
     "conv_verify",
     "cpu_isa",
+    "draft_step",
     "draw_tokens",
     "gated_delta_gates",
+    "likeliest",
     "linear",
     "pack_weight",
     "prefill",
@@ -61,5 +67,6 @@ __all__ = [
     "swiglu",
     "swiglu_linear",
     "verify",
+    "verify_block",
     "verify_layer",
 ]

@@ -106,9 +106,7 @@ def verify_layer(
         ...     mixed, a, b, **layer, conv_state=window, state=state, pending=accepted, pending_mixed=mixed
         ... )
     """
-    code = code_of("strategy", strategy, _STRATEGY_CODES)
-    if code < 0:
-        code = _STRATEGY_CODES[_exact(mixed, state, parents is not None, prefix is not None)]
+    code = strategy_code(strategy, mixed, state, parents is not None, prefix is not None)
     tokens = (mixed, a, b, conv_weight, conv_bias, A_log, dt_bias, neg_eigval)
     head = (*tokens, conv_state, state, slots, parents, lengths)
     tail = (norm_weight, norm_eps, norm_gate, scale, code)
@@ -126,11 +124,26 @@ def verify_layer(
     return out, Factors(fk, fu, fg)
 
 
-def _exact(mixed: Tensor, state: Tensor, tree: bool, prefix: bool) -> str:
-    """The faster of serial and hybrid; anything for a GPU and for shapes that the operator refuses."""
-    if not isinstance(mixed, Tensor) or not isinstance(state, Tensor) or mixed.dim() != 3 or state.dim() != 4:
-        return "serial"
-    if mixed.is_cuda:
-        return "serial"
-    (B, N, _), (_, HV, DV, DK) = mixed.shape, state.shape
-    return resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)
+def strategy_code(strategy: str, rows: Tensor, state: Tensor, tree: bool, prefix: bool) -> int:
+    """The operator's number of a strategy, "exact" looked up in the measured table.
+
+    Args:
+        strategy: "serial", "hybrid" or "exact".
+        rows: [B, N, ...].
+        state: [S, HV, DV, DK].
+        tree: whether the nodes are no chains.
+        prefix: whether they continue others.
+
+    Raises:
+        ValueError: there is no such strategy.
+    """
+    code = code_of("strategy", strategy, _STRATEGY_CODES)
+    if code >= 0:
+        return code
+    # Anything for a GPU and for shapes that the operator refuses.
+    if not isinstance(rows, Tensor) or not isinstance(state, Tensor) or rows.dim() < 2 or state.dim() != 4:
+        return 0
+    if rows.is_cuda:
+        return 0
+    (B, N), (_, HV, DV, DK) = rows.shape[:2], state.shape
+    return _STRATEGY_CODES[resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)]

@@ -1,0 +1,272 @@
+"""A whole Gated DeltaNet block and a step of a recurrent drafter, each in one call, and the likeliest tokens.
+
+With a few rows, which is what decoding and drafting have, a call of an operator costs as much as its work. A
+thin wrapper: every check of an argument is in C++. Letters as in `specdec.ops.recurrence` and
+`specdec.ops.convolution`, D the width of the residual stream, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
+from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands
+from specdec.ops._operator import operator, want_tensor, want_type
+from specdec.ops.dense import PackedWeight
+from specdec.ops.layer import strategy_code
+from specdec.ops.types import Factors, Pending, Prefix
+
+_verify_block = operator("verify_block")
+_verify_block_deferred = operator("verify_block_deferred")
+_draft_step = operator("draft_step")
+_likeliest = operator("likeliest")
+
+
+class BlockWeights:
+    """The weights of one Gated DeltaNet block (Yang et al., 2024, arXiv:2412.06464): token mixer, then MLP,
+    each with its norm before it and a residual around it.
+
+    Args:
+        mixer_norm: float32 [D].
+        projections: [C (+ HV DV) + 2 HV, D] of q, k, v (C channels), the output gate where `gated`, a and b.
+        conv_weight: float32 [C, W] contiguous, the newest input last.
+        conv_bias: float32 [C], or None.
+        A_log: float32 [HV].
+        dt_bias: float32 [HV].
+        head_norm: float32 [DV].
+        out: [D, HV DV].
+        mlp_norm: float32 [D], or None with the two after it: a block without an MLP.
+        gate_up: [2 F, D], the gate's rows first.
+        down: [D, F].
+        gated: whether the heads' outputs are gated.
+        eps: of the norms.
+        neg_eigval: doubles beta.
+
+    Raises:
+        TypeError: a packed weight is something else.
+    """
+
+    __slots__ = ("conv_bias", "eps", "gated", "neg_eigval", "operands", "tensors")
+
+    def __init__(
+        self,
+        *,
+        mixer_norm: Tensor,
+        projections: PackedWeight,
+        conv_weight: Tensor,
+        conv_bias: Tensor | None = None,
+        A_log: Tensor,
+        dt_bias: Tensor,
+        head_norm: Tensor,
+        out: PackedWeight,
+        mlp_norm: Tensor | None = None,
+        gate_up: PackedWeight | None = None,
+        down: PackedWeight | None = None,
+        gated: bool,
+        eps: float,
+        neg_eigval: bool = False,
+    ) -> None:
+        want_type("projections", projections, PackedWeight)
+        want_type("out", out, PackedWeight)
+        tensors = [
+            mixer_norm, projections.data, conv_weight, A_log, dt_bias, head_norm, out.data
+        ]  # fmt: skip
+        if mlp_norm is not None:
+            want_type("gate_up", gate_up, PackedWeight)
+            want_type("down", down, PackedWeight)
+            assert gate_up is not None
+            assert down is not None
+            tensors += [mlp_norm, gate_up.data, down.data]
+        self._set(tensors, conv_bias, gated, eps, neg_eigval)
+
+    def _set(
+        self, tensors: list[Tensor], conv_bias: Tensor | None, gated: bool, eps: float, neg_eigval: bool
+    ) -> None:
+        self.tensors, self.conv_bias = tensors, conv_bias
+        self.gated, self.eps, self.neg_eigval = gated, eps, neg_eigval
+        self.operands = (tensors, conv_bias, gated, eps, neg_eigval)  # as the operators take them
+
+    def without_mlp(self) -> BlockWeights:
+        """The mixer alone, which shares these weights."""
+        mixer = BlockWeights.__new__(BlockWeights)
+        mixer._set(self.tensors[:7], self.conv_bias, self.gated, self.eps, self.neg_eigval)
+        return mixer
+
+
+class BlockOutputs(NamedTuple):
+    """What `verify_block` gives back.
+
+    Attributes:
+        x: [B, N, D] the residual stream after the block.
+        o: [B, N, HV, DV] the recurrence's output, before head norm and gate.
+        mixed: [B, N, C] raw projections of q, k, v: the factors of the convolution. A view.
+        factors: of the recurrence.
+    """
+
+    x: Tensor
+    o: Tensor
+    mixed: Tensor
+    factors: Factors
+
+
+def verify_block(
+    x: Tensor,
+    weights: BlockWeights,
+    *,
+    conv_state: Tensor,
+    state: Tensor,
+    slots: Tensor | None = None,
+    parents: Tensor | None = None,
+    lengths: Tensor | None = None,
+    pending: Pending | None = None,
+    pending_mixed: Tensor | None = None,
+    prefix: Prefix | None = None,
+    prefix_mixed: Tensor | None = None,
+    scale: float | None = None,
+    strategy: str = "exact",
+) -> BlockOutputs:
+    """Verifies a chain or a tree through a whole block, on a CPU.
+
+    The same bits as its parts, one after the other:
+
+        y = rms_norm_linear(x, mixer_norm, eps, projections)        # mixed, gate, a, b side by side
+        o, factors = verify_layer(mixed, a, b, ...)
+        x = rms_norm_linear(o, head_norm, eps, out, gate=gate, residual=x)
+        x = swiglu_linear(rms_norm_linear(x, mlp_norm, eps, gate_up), down, residual=x)
+
+    Args:
+        x: [B, N, D] residual stream, float32, bfloat16 or float16.
+        weights: the block's.
+        conv_state, state, slots, parents, lengths, pending, pending_mixed, prefix, prefix_mixed, scale: as in
+            `verify_layer`.
+        strategy: "serial", "hybrid" or "exact", the faster of the two.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape, stride, device or value, or an input requires grad
+            in grad mode. Nothing was written.
+        TypeError: an argument has the wrong type. Nothing was written.
+    """
+    want_type("weights", weights, BlockWeights)
+    code = strategy_code(strategy, x, state, parents is not None, prefix is not None)
+    head = (x, *weights.operands, conv_state, state, slots, parents, lengths)
+    if pending is not None:
+        earlier = pending_operands(pending, prefix)
+        want_tensor("pending_mixed", pending_mixed)
+        y, o, mixed, k, u, g = _verify_block_deferred(*head, *earlier, pending_mixed, scale, code)
+    else:
+        nodes = NO_PREFIX if prefix is None else prefix_operands(prefix)
+        y, o, mixed, k, u, g = _verify_block(*head, *nodes, prefix_mixed, scale, code)
+    return BlockOutputs(y, o, mixed, Factors(k, u, g))
+
+
+class DraftStep(NamedTuple):
+    """What `draft_step` gives back. All but the logits are of the prefix's nodes, then of the new ones.
+
+    Attributes:
+        logits: float32 [R, V'], a row for each new node, one row's after the other's.
+        outputs: [B, NP + N, D] the block's.
+        mixed: [B, NP + N, C] raw projections of q, k, v.
+        factors: of the recurrence.
+    """
+
+    logits: Tensor
+    outputs: Tensor
+    mixed: Tensor
+    factors: Factors
+
+
+def draft_step(
+    tokens: Tensor,
+    *,
+    parents: Tensor | None = None,
+    lengths: Tensor | None = None,
+    outputs: Tensor,
+    table: Tensor,
+    own: tuple[Tensor, PackedWeight] | None,
+    weights: BlockWeights,
+    conv_state: Tensor,
+    state: Tensor,
+    slots: Tensor | None = None,
+    prefix: Prefix,
+    prefix_mixed: Tensor,
+    norm: Tensor,
+    head: PackedWeight,
+    scale: float | None = None,
+    strategy: str = "exact",
+) -> DraftStep:
+    """One level of drafts through a one-block drafter, on a CPU: a token x whose parent's output was h enters
+    as `table[x] + own(rmsnorm(h))`, passes the block, and norm and head make the logits of the token after.
+
+    The same bits as the operators that it consists of. Drafting on the drafter's own outputs is EAGLE's (Li
+    et al., 2024, arXiv:2401.15077).
+
+    Args:
+        tokens: int64 [B, N] contiguous.
+        parents: int32 [B, N], each node's parent among the nodes of the prefix; None where N is 1 and every
+            row goes on where the prefix ended.
+        lengths: int32 [B] nodes of each row; None for N.
+        outputs: [B, NP, D] contiguous, the block's for the prefix's nodes, NP at least 1.
+        table: [V, D] contiguous, dtype of outputs: what a token adds.
+        own: norm float32 [D] and weight [D, D] of the parent's output; None where the token alone enters.
+        weights: the block's.
+        conv_state, state, slots, scale: as in `verify_layer`.
+        prefix: the nodes run before, with parents counted over them.
+        prefix_mixed: [B, NP, C] their raw projections.
+        norm: float32 [D].
+        head: [V', D].
+        strategy: "serial", "hybrid" or "exact", the faster of the two.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape, stride or value, or an input requires grad in grad
+            mode.
+        TypeError: an argument has the wrong type.
+    """
+    want_type("weights", weights, BlockWeights)
+    want_type("head", head, PackedWeight)
+    want_type("prefix", prefix, Prefix)
+    own_norm, own_weight = (None, None) if own is None else (own[0], own[1].data)
+    logits, outputs, mixed, k, u, g = _draft_step(
+        tokens,
+        parents,
+        lengths,
+        outputs,
+        table,
+        own_norm,
+        own_weight,
+        *weights.operands,
+        conv_state,
+        state,
+        slots,
+        *prefix_operands(prefix),
+        prefix_mixed,
+        norm,
+        head.data,
+        head.out_features,
+        scale,
+        strategy_code(strategy, tokens, state, parents is not None, True),
+    )
+    return DraftStep(logits, outputs, mixed, Factors(k, u, g))
+
+
+def likeliest(
+    logits: Tensor, count: int, inverse_temperatures: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of each row and their probabilities, on a CPU.
+
+    Args:
+        logits: float32 [R, V] contiguous.
+        count: K, 1 to 64.
+        inverse_temperatures: float32 [R], what each row is multiplied with; None for 1.
+
+    Returns:
+        Tokens int64 [R, K], descending, of equal ones the smaller first, and their probabilities float32 [R,
+        K] in softmax(logits * inverse_temperatures). -1 and 0 where no token is left above -inf, and all
+        over where a row has a NaN or +inf.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape, stride, device or value.
+        TypeError: an argument has the wrong type.
+    """
+    return _likeliest(logits, count, inverse_temperatures)  # type: ignore[no-any-return]
