@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from specdec._checks import shown
@@ -17,6 +18,7 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.stepping import SteppingDrafter
 from specdec.drafters.tree import best_first_order, subtree
 from specdec.drafters.worth import Worth
+from specdec.learned import PerModel
 from specdec.tree import TokenTree
 
 COVERED = (0.01, 0.3, 0.6, 1.0, 2.0, 4.0)  # tokens that the free drafter brings: where classes begin
@@ -40,6 +42,9 @@ class _Agreement:
 
     def observe(self, case: int, chance: float, kept: bool) -> None:
         self._factors[case].observe(kept, chance)
+
+
+_LEARNED = PerModel(lambda: (Worth(BEYOND), _Agreement()))
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,9 @@ class CombinedDrafter:
         self.features = other.features
         self._free = free
         self._other = other
-        self._worth = Worth(BEYOND)
-        self._agreement = _Agreement()
+        self._worth, self._agreement = _LEARNED(
+            other.stepped, free.name, other.shape, torch.get_num_threads()
+        )
         self._merged: dict[int, _Merged] = {}
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:

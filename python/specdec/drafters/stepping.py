@@ -28,6 +28,7 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
 from specdec.drafters.worth import SecondsOfLate, Worth
+from specdec.learned import PerModel
 from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature
 from specdec.tree import TokenTree
@@ -105,6 +106,30 @@ class _Slot:
     said: list[tuple[float, int]] = field(default_factory=list)
 
 
+class _Learned:
+    """What was learned about drafting trees of one shape with a model.
+
+    Attributes:
+        calibration: by whether a request is greedy.
+        worth: whether drafting pays.
+        level_seconds: by rows: of a level after the first.
+        best_child: chance of a node's likeliest child.
+    """
+
+    def __init__(self) -> None:
+        self.calibration = {greedy: Calibration(greedy) for greedy in (True, False)}
+        self.worth = Worth()
+        self.level_seconds: dict[int, SecondsOfLate] = {}
+        self.best_child = 0.7
+
+    def see_child(self, chance: float) -> None:
+        """Books the likeliest child of a node."""
+        self.best_child += 0.02 * (chance - self.best_child)
+
+
+_LEARNED = PerModel(_Learned)
+
+
 class SteppingDrafter(ABC):
     """Drafts trees level by level.
 
@@ -116,6 +141,10 @@ class SteppingDrafter(ABC):
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
         vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
+
+    Attributes:
+        stepped: the model.
+        shape: of the trees.
 
     Raises:
         ValueError: `branching` is no such list, or `slots` no number from 1 on.
@@ -140,8 +169,11 @@ class SteppingDrafter(ABC):
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
-        # by whether a request is greedy
-        self.calibration = {greedy: Calibration(greedy) for greedy in (True, False)}
+        learned = _LEARNED(model, self.shape, torch.get_num_threads())
+        self.calibration = learned.calibration
+        self._worth = learned.worth
+        self._learned = learned
+        self.stepped = model
         self._cache = model.new_cache(slots)
         self._vocab_size = model.vocab_size
         self._num_parameters = model.num_parameters
@@ -149,9 +181,6 @@ class SteppingDrafter(ABC):
         self._vocabulary = vocabulary
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
-        self._worth = Worth()
-        self._level_seconds: dict[int, SecondsOfLate] = {}  # by rows: of a level after the first
-        self._best_child = 0.7  # chance of a node's likeliest child
 
     # --- what a drafter says ---
 
@@ -369,7 +398,7 @@ class SteppingDrafter(ABC):
                     tokens, probabilities, row = next(found)
                     tree.grow(parent.node, tokens, probabilities, chance, row if row < 0 else row + count)
                     if probabilities and not tree.drawn:
-                        self._best_child += 0.02 * (chance(probabilities[0], 0) - self._best_child)
+                        self._learned.see_child(chance(probabilities[0], 0))
             if children.probs is not None:
                 probs.append(children.probs)
                 count += len(children.probs)
@@ -386,7 +415,7 @@ class SteppingDrafter(ABC):
         wanted = [tree.expandable() for tree in trees]
         if trees[0].depth == 0:
             return wanted  # that it pays was decided before
-        level = self._level_seconds.setdefault(len(trees), SecondsOfLate())
+        level = self._learned.level_seconds.setdefault(len(trees), SecondsOfLate())
         if trees[0].depth > 1 or level.cold:
             # The first level, which reads what was emitted, stands for the others until a few were measured.
             level.observe(seconds)
@@ -396,7 +425,9 @@ class SteppingDrafter(ABC):
             if prices.second == 0.0:
                 continue
             second = max(second, prices.second)
-            nodes = [(node, tree.chances[node] * self._best_child - prices.node) for node in wanted[i]]
+            nodes = [
+                (node, tree.chances[node] * self._learned.best_child - prices.node) for node in wanted[i]
+            ]
             wanted[i] = [node for node, hope in nodes if hope > 0.0]
             gain += sum(hope for _, hope in nodes if hope > 0.0)
         if gain < second * level():
