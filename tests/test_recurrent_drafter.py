@@ -165,27 +165,26 @@ def test_prefill_chain_and_tree_are_the_arithmetic(variant, target):
 
     # A tree below the last token: 7 -> (8 -> 9, 10), and 11 beside it, on the drafter's own outputs.
     drafted, parents = [7, 8, 10, 9, 11], [-1, 0, 0, 1, -1]
-    outputs, memories, own = [want], [memory], h[:, 3:]
+    outputs, memories = [want], [memory]
     place = {-1: 3}
     for node, (token, parent) in enumerate(zip(drafted, parents, strict=True)):
-        above = place[parent]
-        got, new = model.forward(
+        place[node] = len(steps)
+        rows, h = model.step(
             torch.tensor([[token]]),
-            own=own[:, [parent + 1]] if config.features else None,
+            h,
             cache=cache,
             slots=slots,
-            parents=torch.tensor([[above]], dtype=torch.int32),
+            parents=torch.tensor([[place[parent]]], dtype=torch.int32),
             prefix=steps,
         )
-        place[node] = len(steps)
-        steps.extend(new)
-        own = torch.cat([own, got], dim=1)
+        assert len(steps) == h.shape[1] == place[node] + 1
         carried = {"own": outputs[parent + 1]} if config.features else {}
         logits, want, after = plain.step(token, memories[parent + 1], **carried)
         outputs.append(want)
         memories.append(after)
-        torch.testing.assert_close(got[0, 0].double(), want, **TOLERANCE)
-        assert_logits(model, got[0, 0], logits)
+        torch.testing.assert_close(h[0, -1].double(), want, **TOLERANCE)
+        assert_logits(model, h[0, -1], logits)
+        assert torch.equal(rows, model.logits(h[:, -1]))
 
 
 def assert_logits(model: RecurrentDrafterModel, h: Tensor, want: Tensor) -> None:
@@ -219,19 +218,16 @@ def test_what_a_drafted_token_reads_is_counted(variant, target):
 
 
 def test_inputs_that_a_drafter_does_not_have_are_refused(target):
-    features, own = torch.zeros(1, 1, 192), torch.zeros(1, 1, 64)
-    for variant, wrong in (
-        ("fused", [{}, {"features": features, "own": own}]),
-        ("independent", [{"features": features}, {"own": own}]),
+    for variant, features, message in (
+        ("one feature", None, r"^features: got None, want a tensor: the drafter reads \['hidden:0'\]$"),
+        ("independent", torch.zeros(1, 1, 64), r"^features: got a tensor, want None: the drafter reads \[\]$"),
     ):
         model = random_drafter(target, **VARIANTS[variant])
         cache, token = model.new_cache(1), torch.tensor([[3]])
-        for given in wrong:
-            names = " and ".join(given) or "neither"
-            with pytest.raises(ValueError, match=f"^features, own: got {names}, want"):
-                model.forward(token, cache=cache, slots=torch.zeros(1, dtype=torch.int32), **given)
-        with pytest.raises(ValueError, match=r"^features, own: got"):
-            model.prefill(token, wrong[0].get("features"), cache=cache, slots=[0], lengths=[1])
+        with pytest.raises(ValueError, match=message):
+            model.forward(token, features=features, cache=cache, slots=torch.zeros(1, dtype=torch.int32))
+        with pytest.raises(ValueError, match=message):
+            model.prefill(token, features, cache=cache, slots=[0], lengths=[1])
 
 
 def test_a_drafter_of_other_weights_is_refused(tmp_path):
