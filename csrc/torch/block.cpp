@@ -65,7 +65,8 @@ BlockOutputs verify_block_deferred(Tensor x, std::vector<Tensor> weights, Option
   const Projected from(x, w,
                        {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents,
                         lengths, scale, strategy});
-  check_apart({{{"state", state}, {"conv_state", conv_state}}, Access::kWrite, {{"x", x}}});  // a residual
+  const Named residual[] = {{"x", x}};
+  check_apart(Operands{{{"state", state}, {"conv_state", conv_state}}, Access::kWrite, residual});
   return finish(x, w, eps, from,
                 verify_layer_deferred(from.mixed, from.a, from.b, w.conv(), conv_bias, w.A_log(), w.dt_bias(),
                                       neg_eigval, conv_state, state, slots, parents, lengths, pending_k,
