@@ -220,7 +220,11 @@ def test_what_a_drafted_token_reads_is_counted(variant, target):
 def test_inputs_that_a_drafter_does_not_have_are_refused(target):
     for variant, features, message in (
         ("one feature", None, r"^features: got None, want a tensor: the drafter reads \['hidden:0'\]$"),
-        ("independent", torch.zeros(1, 1, 64), r"^features: got a tensor, want None: the drafter reads \[\]$"),
+        (
+            "independent",
+            torch.zeros(1, 1, 64),
+            r"^features: got a tensor, want None: the drafter reads \[\]$",
+        ),
     ):
         model = random_drafter(target, **VARIANTS[variant])
         cache, token = model.new_cache(1), torch.tensor([[3]])

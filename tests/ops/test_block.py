@@ -361,7 +361,11 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("lengths", {"lengths": int32([1])}, r"lengths: got shape \[1\], want \[B\] = \[2\]"),
     ("nodes", {"x": f32(2, 65, 37)}, r"mixed: got 65 new nodes and 0 prefix nodes, want at most 64"),
     ("strategy", {"strategy": "solve"}, r"strategy: got 'solve', want 'serial' or 'hybrid' or 'exact'"),
-    ("pending_mixed alone", {"pending_mixed": f32(2, 3, 256)}, r"pending_mixed: got a tensor without pending"),
+    (
+        "pending_mixed alone",
+        {"pending_mixed": f32(2, 3, 256)},
+        r"pending_mixed: got a tensor without pending",
+    ),
     ("prefix_mixed alone", {"prefix_mixed": f32(2, 3, 256)}, r"prefix_mixed: got a tensor without prefix"),
     (
         "prefix without mixed",
