@@ -329,32 +329,60 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("root", {"parents": int32([[0, -1, 0]] * 2)}, r"parents: got -1 for node 1, want 0 to 4"),
     ("parents dtype", {"parents": torch.zeros(2, 3).long()}, r"parents: got dtype Long, want Int"),
-    ("parents shape", {"parents": int32([[0, 0]] * 2)}, r"parents: got shape \[2, 2\], want \[B, N\] = \[2, 3"),
+    (
+        "parents shape",
+        {"parents": int32([[0, 0]] * 2)},
+        r"parents: got shape \[2, 2\], want \[B, N\] = \[2, 3",
+    ),
     ("lengths", {"lengths": int32([3, 4])}, r"lengths: got 4, want 0 to 3"),
     ("negative length", {"lengths": int32([-1, 3])}, r"lengths: got -1, want 0 to 3"),
     ("lengths dtype", {"lengths": torch.tensor([3, 3])}, r"lengths: got dtype Long, want Int"),
     ("no prefix", {"outputs": f32(2, 0, 37)}, r"outputs: got no nodes, want those of the prefix"),
-    ("outputs rows", {"outputs": f32(1, 5, 37)}, r"outputs: got shape \[1, 5, 37\], want \[B, NP, D\] = \[2,"),
+    (
+        "outputs rows",
+        {"outputs": f32(1, 5, 37)},
+        r"outputs: got shape \[1, 5, 37\], want \[B, NP, D\] = \[2,",
+    ),
     ("outputs width", {"outputs": f32(2, 5, 36)}, r"outputs: got shape .* = \[2, 5, 37\]"),
     ("outputs dtype", {"outputs": f32(2, 5, 37).half()}, r"outputs: got dtype Half, want Float"),
     ("outputs stride", {"outputs": f32(2, 5, 74)[..., ::2]}, r"outputs: got a non-contiguous tensor"),
     # Nodes 3 and 4 of the outputs would be new ones to the factors.
-    ("fewer factors", {"prefix": Prefix(FACTORS, int32([[-1, 0, 0, 0]] * 2))}, r"prefix\.factors\.u: got shape"),
-    ("no gate", {"prefix": Prefix(Factors(f32(2, 5, 1, 64), f32(2, 5, 2, 64)))}, r"prefix: got None, want the"),
+    ("fewer factors", {"prefix": Prefix(FACTORS, int32([[-1, 0, 0, 0]] * 2))}, r"prefix\.factors\.u: got"),
+    (
+        "no gate",
+        {"prefix": Prefix(Factors(f32(2, 5, 1, 64), f32(2, 5, 2, 64)))},
+        r"prefix: got None, want the",
+    ),
     ("no mixed", {"prefix_mixed": None}, r"prefix: got None, want the nodes that a step continues"),
     ("mixed dtype", {"prefix_mixed": f32(2, 5, 256).half()}, r"prefix_mixed: got dtype Half, want Float"),
     ("table shape", {"table": f32(37)}, r"table: got shape \[37\], want \[V, D\]"),
     ("table stride", {"table": f32(53, 74)[:, ::2]}, r"table: got a non-contiguous tensor"),
     ("own norm", own_with(f32(1), SQUARE), r"own\[0\]: got shape \[1\], want \[D\] = \[37\]"),
-    ("own weight", own_with(f32(37), pack_weight(f32(37, 74))), r"x: got shape .* want a last dimension of 74"),
-    ("own bias", own_with(f32(37), pack_weight(torch.eye(37), bias=f32(37))), r"own\[1\]: got a weight with a"),
+    (
+        "own weight",
+        own_with(f32(37), pack_weight(f32(37, 74))),
+        r"x: got shape .* want a last dimension of 74",
+    ),
+    (
+        "own bias",
+        own_with(f32(37), pack_weight(torch.eye(37), bias=f32(37))),
+        r"own\[1\]: got a weight with a",
+    ),
     ("norm", {"norm": f32(1)}, r"norm: got shape \[1\], want \[D\] = \[37\]"),
-    ("head bias", {"head": pack_weight(f32(9, 37), bias=f32(9))}, r"head: got a weight with a bias, want one"),
-    ("head", {"head": pack_weight(f32(9, 36))}, r"norm_weight: got shape \[37\], want .* divisor of the weight's 36"),
+    (
+        "head bias",
+        {"head": pack_weight(f32(9, 37), bias=f32(9))},
+        r"head: got a weight with a bias, want one",
+    ),
+    (
+        "head",
+        {"head": pack_weight(f32(9, 36))},
+        r"norm_weight: got shape \[37\], want .* divisor of the weight's 36",
+    ),
     ("slots", {"slots": int32([1, 1])}, r"slots: slot 1 is named by two rows"),
     ("strategy", {"strategy": "solve"}, r"strategy: got 'solve', want 'serial' or 'hybrid' or 'exact'"),
     ("grad", {"table": f32(53, 37).requires_grad_()}, r"table: got a tensor that requires grad"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "message"), [pytest.param(*case[1:], id=case[0]) for case in ERRORS])

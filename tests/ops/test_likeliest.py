@@ -1,11 +1,9 @@
-"""likeliest: the order of a stable sort, probabilities of a softmax in float64, on every instruction set."""
+"""likeliest: the order of a stable sort, probabilities of a softmax in float64. tests/cpp/likeliest_test.cpp
+runs on every instruction set.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -22,10 +20,10 @@ U = 2.0**-24  # unit roundoff of float32
 def reference(logits: Tensor, count: int, scales: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [R, K], probabilities in float64 [R, K], and how much a float32 probability may be off by.
 
-    An exponent s (x - top) has two roundings, so a weight errs by twice its size in units of U, and by another
-    unit in the last place (2 U) of the exponential. The sum of V weights errs by their own errors, weighted as
-    they are, and by V roundings at most, whatever the order; the quotient adds one. exp makes what is below
-    float32's normal range, 2^-126, zero.
+    An exponent s (x - top) has two roundings, so a weight errs by twice its size in units of U, and by
+    another unit in the last place (2 U) of the exponential. The sum of V weights errs by their own errors,
+    weighted as they are, and by V roundings at most, whatever the order; the quotient adds one. exp makes
+    what is below float32's normal range, 2^-126, zero.
     """
     R, V = logits.shape
     tokens = torch.full((R, count), -1)
@@ -148,18 +146,6 @@ def test_rows_are_alone_and_threads_do_not_count(set_threads: Callable[[int], No
         more, chances = ops.likeliest(logits, count, scales)
         assert torch.equal(more[:, :6], tokens[:, :count])
         assert torch.equal(bits(chances[:, :6]), bits(probs[:, :count]))
-
-
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
-@pytest.mark.skipif("SPECDEC_CPU_ISA" in os.environ, reason="this run is for one instruction set already")
-def test_other_instruction_sets(isa: str) -> None:
-    """This file again, by the code of a narrower vector unit."""
-    environment = {**os.environ, "SPECDEC_CPU_ISA": isa}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if run.returncode != 0 and re.search("SPECDEC_CPU_ISA: got", run.stderr + run.stdout):
-        pytest.skip(f"this machine cannot run {isa}")
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_opcheck_and_compile() -> None:
