@@ -39,7 +39,7 @@ BlockOutputs finish(const Tensor& x, const BlockWeights& w, double eps, const Pr
   const Tensor mixer = rms_norm_linear(heads, w.head_norm(), eps, w.out(), {}, D, from.gate, x);
   if (!w.has_mlp()) return {mixer, o, from.mixed, k, u, g};
   const Tensor wide =
-      rms_norm_linear(mixer, w.mlp_norm(), eps, w.gate_up(), {}, 2 * w.down().size(1), {}, {});
+      rms_norm_linear(mixer, w.mlp_norm(), eps, w.gate_up(), {}, 2 * packed_inputs(w.down()), {}, {});
   return {swiglu_linear(wide, w.down(), {}, D, mixer), o, from.mixed, k, u, g};
 }
 

@@ -12,7 +12,7 @@ class BlockWeights {
     STD_TORCH_CHECK(list.size() == 7 || list.size() == 10, "weights: got ", list.size(),
                     " tensors, want 10, or 7 without an MLP");
     check_shape(conv(), "weights[2] (conv_weight)", {-1, -1}, "[C, W]");
-    if (has_mlp()) check_packed(down(), "weights[9] (down)");
+    if (has_mlp()) check_given(down(), "weights[9] (down)");
   }
 
   bool has_mlp() const { return list_.size() == 10; }
@@ -28,12 +28,6 @@ class BlockWeights {
   const Tensor& down() const { return list_[9]; }
 
  private:
-  static void check_packed(const Tensor& weight, const char* name) {
-    check_given(weight, name);
-    STD_TORCH_CHECK(weight.dim() >= 2, name, ": got shape ", shape_string(weight),
-                    ", want panels as pack_weight makes them");
-  }
-
   const std::vector<Tensor>& list_;
 };
 

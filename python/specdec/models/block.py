@@ -35,13 +35,21 @@ class GatedDeltaNetBlock:
         config: sizes and options.
         weights: tensors by their checkpoint names.
         prefix: what the names of this block's tensors begin with, such as "model.layers.3.".
+        dtype: of the matrices, as `ops.pack_weight` takes it; None for one that loses nothing.
 
     Attributes:
         weights: as `ops.verify_block` takes them.
         scale: of q.
     """
 
-    def __init__(self, config: GatedDeltaNetConfig, weights: Mapping[str, Tensor], prefix: str) -> None:
+    def __init__(
+        self,
+        config: GatedDeltaNetConfig,
+        weights: Mapping[str, Tensor],
+        prefix: str,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         def get(name: str) -> Tensor:
             return weights[prefix + name]
 
@@ -53,7 +61,7 @@ class GatedDeltaNetBlock:
         self._mixer_norm = get("attn_norm.weight").float()
         # q, k, v, output gate, a, b along the output dimension
         names = (*"qkv", *(["g"] if c.use_gate else []), *"ab")
-        self._projections = ops.pack_weight(torch.cat([get(f"attn.{n}_proj.weight") for n in names]))
+        self._projections = ops.pack_weight(torch.cat([get(f"attn.{n}_proj.weight") for n in names]), dtype)
         # Without a short convolution q, k, v still pass SiLU: a convolution of one tap that is 1.
         self._conv_weight = torch.ones(c.conv_dim, 1)  # [C, W] over the channels of q, k, v
         self._conv_bias: Tensor | None = None
@@ -65,10 +73,12 @@ class GatedDeltaNetBlock:
         self._A_log = get("attn.A_log").float()
         self._dt_bias = get("attn.dt_bias").float()
         self._head_norm = get("attn.o_norm.weight").float()
-        self._out = ops.pack_weight(get("attn.o_proj.weight"))
+        self._out = ops.pack_weight(get("attn.o_proj.weight"), dtype)
         self._mlp_norm = get("mlp_norm.weight").float()
-        self._gate_up = ops.pack_weight(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
-        self._down = ops.pack_weight(get("mlp.down_proj.weight"))
+        self._gate_up = ops.pack_weight(
+            torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]), dtype
+        )
+        self._down = ops.pack_weight(get("mlp.down_proj.weight"), dtype)
         self.weights = ops.BlockWeights(
             mixer_norm=self._mixer_norm,
             projections=self._projections,

@@ -41,6 +41,8 @@ class RecurrentDrafterModel:
         config: the validated configuration.
         tensors: by name, those of `drafter_tensors(config)`.
         target: what it drafts for; activations have its dtype.
+        weight_dtype: of the matrices, its own copy of the head among them, as `ops.pack_weight` takes it;
+            None for one that loses nothing and shares the head.
 
     Attributes:
         config: as given.
@@ -58,6 +60,8 @@ class RecurrentDrafterModel:
         config: RecurrentDrafterConfig,
         tensors: Mapping[str, Tensor],
         target: GatedDeltaNetForCausalLM,
+        *,
+        weight_dtype: torch.dtype | None = None,
     ) -> None:
         self.config = config
         self.dtype = target.dtype
@@ -70,15 +74,22 @@ class RecurrentDrafterModel:
         self._fuse: tuple[Tensor, ops.PackedWeight] | None = None
         self._own: tuple[Tensor, ops.PackedWeight] | None = None
         if self.features:
-            self._fuse = tensors["fuse_norm.weight"], ops.pack_weight(tensors["fuse_proj.weight"])
-            self._own = tensors["own_norm.weight"], ops.pack_weight(tensors["own_proj.weight"])
-        self._block = GatedDeltaNetBlock(config.layer, tensors, "layer.")
+            self._fuse = (
+                tensors["fuse_norm.weight"],
+                ops.pack_weight(tensors["fuse_proj.weight"], weight_dtype),
+            )
+            self._own = tensors["own_norm.weight"], ops.pack_weight(tensors["own_proj.weight"], weight_dtype)
+        self._block = GatedDeltaNetBlock(config.layer, tensors, "layer.", dtype=weight_dtype)
         self._norm = tensors["norm.weight"]
         self._head = target.head
         self.vocabulary: Tensor | None = None
         if VOCABULARY in tensors:
             self.vocabulary = tensors[VOCABULARY].long()
-            self._head = ops.pack_weight(target.head.unpack()[self.vocabulary])
+        if self.vocabulary is not None or weight_dtype is not None:
+            rows = target.head.unpack()
+            self._head = ops.pack_weight(
+                rows if self.vocabulary is None else rows[self.vocabulary], weight_dtype
+            )
         self.eos_token_ids = target.eos_token_ids
         self._num_parameters = self._head.in_features * self._head.out_features + sum(
             tensor.numel()
@@ -91,7 +102,8 @@ class RecurrentDrafterModel:
     def from_directory(
         cls, directory: str | os.PathLike[str], target: GatedDeltaNetForCausalLM
     ) -> RecurrentDrafterModel:
-        """Loads a directory with config.json and model.safetensors.
+        """Loads a directory with config.json and model.safetensors. Its matrices, which need not be exact,
+        are kept in int8: most of the drafter's work is reading them.
 
         Raises:
             ValueError: the configuration or a tensor is not what the format says, or the drafter was trained
@@ -106,7 +118,8 @@ class RecurrentDrafterModel:
                     f"{config.target.sha256[:16]}..., but those of {target.source} have {digest[:16]}...; "
                     "train one for this target with `specdec train-drafter`"
                 )
-        return cls(config, load_drafter_weights(directory, config), target)
+        weights = load_drafter_weights(directory, config)
+        return cls(config, weights, target, weight_dtype=torch.int8)
 
     @property
     def vocab_size(self) -> int:

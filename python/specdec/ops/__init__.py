@@ -18,6 +18,7 @@ from specdec.ops.acceptance import (
     draw_tokens,
     sampling_probs,
 )
+from specdec.ops.attention import tree_attention
 from specdec.ops.block import BlockOutputs, BlockWeights, DraftStep, draft_step, likeliest, verify_block
 from specdec.ops.convolution import conv_commit, conv_verify
 from specdec.ops.dense import (
@@ -66,6 +67,7 @@ __all__ = [
     "sampling_probs",
     "swiglu",
     "swiglu_linear",
+    "tree_attention",
     "verify",
     "verify_block",
     "verify_layer",
