@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loop.models import random_model
 from loop.recurrent import random_drafter, random_files
+from specdec import ops
 from specdec.acceptance import SamplingParams
 from specdec.cache import Steps
 from specdec.drafters import DraftRequest, Proposal, ProposalKind, stepping
@@ -185,6 +186,37 @@ def test_prefill_chain_and_tree_are_the_arithmetic(variant, target):
         torch.testing.assert_close(h[0, -1].double(), want, **TOLERANCE)
         assert_logits(model, h[0, -1], logits)
         assert torch.equal(rows, model.logits(h[:, -1]))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("variant", ["fused", "draft vocabulary"])
+def test_matrices_in_int8_are_those_of_rounded_weights(variant, target):
+    """All but the table's: what a drafter computes is what one of the rounded weights does."""
+    config, tensors = random_files(target, 1, **VARIANTS[variant])
+    rounded = {
+        name: ops.pack_weight(t, torch.int8).unpack() if t.dim() == 2 and "conv" not in name else t
+        for name, t in tensors.items()
+    }
+    rounded["embed_proj.weight"] = tensors["embed_proj.weight"]
+    model = RecurrentDrafterModel(config, tensors, target, weight_dtype=torch.int8)
+    plain = RecurrentDrafterModel(config, rounded, target)
+    generator = torch.Generator().manual_seed(4)
+    text, drafted = (torch.randint(0, 61, (1, n), generator=generator) for n in (6, 3))
+    seen, slots = torch.randn(1, 6, config.feature_size, generator=generator), torch.zeros(1).int()
+    outputs, logits = [], []
+    for drafter in (model, plain):
+        cache, steps = drafter.new_cache(1), Steps()
+        h, round = drafter.forward(text, features=seen, cache=cache, slots=slots)
+        steps.extend(round)
+        parents = torch.tensor([[5, 5, 2]], dtype=torch.int32)
+        rows, h = drafter.step(drafted, h, cache=cache, slots=slots, parents=parents, prefix=steps)
+        outputs.append(h)
+        logits.append(rows)
+    torch.testing.assert_close(*outputs, **TOLERANCE)
+    assert not torch.equal(*outputs)  # the scale is multiplied later
+    head = ops.pack_weight(plain._head.unpack(), torch.int8)
+    want = ops.rms_norm_linear(outputs[0][0, 6:], tensors["norm.weight"], config.layer.norm_eps, head)
+    assert torch.equal(logits[0], want)
 
 
 def assert_logits(model: RecurrentDrafterModel, h: Tensor, want: Tensor) -> None:

@@ -43,7 +43,7 @@ def random_step(
     norm = torch.rand(D, generator=rng) + 0.5
     call["own"] = (norm, random_matrix(rng, D, D, block.get("stored", torch.float32))) if own else None
     call["norm"] = torch.rand(D, generator=rng) + 0.5
-    call["head"] = random_matrix(rng, rows - 3, D)
+    call["head"] = random_matrix(rng, rows - 3, D, block.get("stored", torch.float32))
     return call, weights
 
 
@@ -115,7 +115,7 @@ def test_bits_of_the_composition(own: bool, dtype: torch.dtype) -> None:
             seed,
             own=own,
             dtype=dtype,
-            stored=torch.bfloat16 if seed % 2 else torch.float32,
+            stored=(torch.float32, torch.bfloat16, torch.int8)[seed // 2],
             gated=seed % 3 != 0,
             mlp=seed != 4,
             D=31 + seed,
