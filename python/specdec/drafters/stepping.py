@@ -60,7 +60,7 @@ class DraftedNodes(NamedTuple):
 
     Attributes:
         tokens: int64 [B, N], 0 beyond a row's size.
-        lengths: int32 [B], nodes of each row; 0: the row takes no part.
+        lengths: int32 [B], nodes of each row; 0: the row takes no part; None where every row has N.
         sizes: the same as a list.
         slots: int32 [B].
         parents: int32 [B, N], the nodes' parents among those of `prefix`, as `forward` takes them; None where
@@ -69,7 +69,7 @@ class DraftedNodes(NamedTuple):
     """
 
     tokens: Tensor
-    lengths: Tensor
+    lengths: Tensor | None
     sizes: list[int]
     slots: Tensor
     parents: Tensor | None
@@ -140,7 +140,8 @@ class SteppingDrafter(ABC):
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
-        self.calibration = {True: Calibration(), False: Calibration()}  # by whether a request is greedy
+        # by whether a request is greedy
+        self.calibration = {greedy: Calibration(greedy) for greedy in (True, False)}
         self._cache = model.new_cache(slots)
         self._vocab_size = model.vocab_size
         self._num_parameters = model.num_parameters
@@ -446,7 +447,7 @@ class SteppingDrafter(ABC):
         for tree, nodes, state in zip(trees, wanted, states, strict=True):
             columns = state.columns
             above.append([columns[tree.parents[node]] for node in nodes])
-            tokens.append([*[tree.tokens[node] for node in nodes], *[0] * (width - len(nodes))])
+            tokens.append([tree.tokens[node] for node in nodes] + [0] * (width - len(nodes)))
             tree.run += len(nodes)
             for i, node in enumerate(nodes):
                 columns[node] = first + i
@@ -457,8 +458,8 @@ class SteppingDrafter(ABC):
             parents = torch.tensor([[*a, *[-1] * (width - len(a))] for a in above], dtype=torch.int32)
         # Otherwise every row goes on where the last call ended.
         drafted = DraftedNodes(
-            torch.tensor(tokens),
-            torch.tensor(sizes, dtype=torch.int32),
+            torch.from_numpy(np.array(tokens)),
+            None if min(sizes) == width else torch.tensor(sizes, dtype=torch.int32),
             sizes,
             round.slots,
             parents,

@@ -136,7 +136,7 @@ class RecurrentDrafterModel:
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
-        return DecodingCache([self._spec], slots, conv_dtype=self.dtype)
+        return DecodingCache([self._spec], slots, dtype=self.dtype)
 
     def prefill(
         self,
@@ -213,7 +213,7 @@ class RecurrentDrafterModel:
             pending=cache.take_pending(slots),
             prefix=prefix,
         )
-        return h, Round((factors,), slots, parents)
+        return h, Round((factors,), slots, parents, tokens.shape[1])
 
     def step(
         self,
@@ -263,7 +263,7 @@ class RecurrentDrafterModel:
             head=self._head,
             scale=self._block.scale,
         )
-        prefix.replace((LayerFactors(factors, mixed),), parents)
+        prefix.replace((LayerFactors(factors, mixed),), parents, tokens.shape[1])
         return logits, outputs
 
     def logits(self, h: Tensor) -> Tensor:
