@@ -13,9 +13,12 @@ namespace {
 struct Projected {
   Projected(const Tensor& x, const BlockWeights& w, const BlockArgs& args) {
     check_shape(x, "x", {-1, -1, -1}, "[B, N, D]");
-    check_shape(args.state, "state", {-1, -1, -1, -1}, "[S, HV, DV, DK]");
-    const int64_t C = w.conv().size(0), HV = args.state.size(1);
-    const int64_t values = args.gated ? HV * args.state.size(2) : 0;
+    check_shape(w.A_log(), "A_log", {-1}, "[HV]");
+    check_shape(w.head_norm(), "head_norm", {-1}, "[DV]");
+    const int64_t C = w.conv().size(0), HV = w.A_log().size(0), DV = w.head_norm().size(0);
+    // Others fit some other block's layer, and what comes after it would fail when the state has moved.
+    check_shape(args.state, "state", {-1, HV, DV, -1}, "[S, HV, DV, DK]");
+    const int64_t values = args.gated ? HV * DV : 0;
     Tensor y = rms_norm_linear(x, w.mixer_norm(), args.eps, w.projections(), {}, C + values + 2 * HV, {}, {});
     mixed = torch::stable::narrow(y, 2, 0, C);
     if (args.gated) gate = torch::stable::narrow(y, 2, C, values);
@@ -62,6 +65,8 @@ BlockOutputs verify_block_deferred(Tensor x, std::vector<Tensor> weights, Option
   const Projected from(x, w,
                        {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents,
                         lengths, scale, strategy});
+  const Named residual[] = {{"x", x}};
+  check_apart(Operands{{{"state", state}, {"conv_state", conv_state}}, Access::kWrite, residual});
   return finish(x, w, eps, from,
                 verify_layer_deferred(from.mixed, from.a, from.b, w.conv(), conv_bias, w.A_log(), w.dt_bias(),
                                       neg_eigval, conv_state, state, slots, parents, lengths, pending_k,

@@ -130,9 +130,13 @@ Step draft_step(Tensor tokens, OptionalTensor parents, OptionalTensor lengths, T
   check_dtype(outputs, "outputs", table.scalar_type());
   STD_TORCH_CHECK(own_norm.has_value() == own_weight.has_value(),
                   "own_norm, own_weight: got one of the two, want both or none");
+  // A norm over a divisor of D is one of heads to the product.
+  if (own_norm.has_value()) check_shape(*own_norm, "own[0]", {D}, "[D]");
+  check_shape(norm, "norm", {D}, "[D]");
   for (const auto* part : {&prefix_k, &prefix_u, &prefix_g, &prefix_mixed}) {
     STD_TORCH_CHECK(part->has_value(), "prefix: got None, want the nodes that a step continues");
   }
+  check_shape(*prefix_u, "prefix.factors.u", {nodes.B, nodes.earlier, -1, -1}, "[B, NP, HV, DV]");
   Tensor x = gather(nodes, table, D, [&](int64_t b, int64_t n) { return nodes.tokens[b * nodes.N + n]; });
   if (own_weight.has_value()) {
     const Tensor above = gather(nodes, outputs, D,

@@ -288,7 +288,9 @@ class RecurrentDrafterModel:
     def _check_given(self, features: Tensor | None) -> None:
         if (features is None) == bool(self.features):
             got, want = ("None", "a tensor") if features is None else ("a tensor", "None")
-            raise ValueError(f"features: got {got}, want {want}: the drafter reads {list(self.features)}")
+            raise ValueError(
+                f"features: got {got}, want {want}: the drafter reads {list(self.config.features)}"
+            )
 
 
 def _check_sizes(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
-from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands
+from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands, want_earlier
 from specdec.ops._operator import operator, want_tensor, want_type
 from specdec.ops.dense import PackedWeight
 from specdec.ops.layer import strategy_code
@@ -45,7 +46,8 @@ class BlockWeights:
         neg_eigval: doubles beta.
 
     Raises:
-        TypeError: a packed weight is something else.
+        ValueError: a weight has the wrong dtype, shape, stride or device, or a matrix has a bias.
+        TypeError: a weight has the wrong type.
     """
 
     __slots__ = ("conv_bias", "eps", "gated", "neg_eigval", "operands", "tensors")
@@ -68,16 +70,26 @@ class BlockWeights:
         eps: float,
         neg_eigval: bool = False,
     ) -> None:
-        want_type("projections", projections, PackedWeight)
-        want_type("out", out, PackedWeight)
+        for name, vector in (("mixer_norm", mixer_norm), ("A_log", A_log), ("head_norm", head_norm)):
+            _want_float(name, vector, [-1])
+        _want_float("conv_weight", conv_weight, [-1, -1])
+        D, C, HV, DV = len(mixer_norm), len(conv_weight), len(A_log), len(head_norm)
+        _want_float("dt_bias", dt_bias, [HV])
+        if conv_bias is not None:
+            _want_float("conv_bias", conv_bias, [C])
+        _want_matrix("projections", projections, C + gated * HV * DV + 2 * HV, D)
+        _want_matrix("out", out, D, HV * DV)
         tensors = [
             mixer_norm, projections.data, conv_weight, A_log, dt_bias, head_norm, out.data
         ]  # fmt: skip
-        if mlp_norm is not None:
-            want_type("gate_up", gate_up, PackedWeight)
+        if mlp_norm is not None or gate_up is not None or down is not None:
             want_type("down", down, PackedWeight)
-            assert gate_up is not None
             assert down is not None
+            _want_float("mlp_norm", mlp_norm, [D])
+            _want_matrix("gate_up", gate_up, 2 * down.in_features, D)
+            _want_matrix("down", down, D, down.in_features)
+            assert mlp_norm is not None
+            assert gate_up is not None
             tensors += [mlp_norm, gate_up.data, down.data]
         self._set(tensors, conv_bias, gated, eps, neg_eigval)
 
@@ -93,6 +105,37 @@ class BlockWeights:
         mixer = BlockWeights.__new__(BlockWeights)
         mixer._set(self.tensors[:7], self.conv_bias, self.gated, self.eps, self.neg_eigval)
         return mixer
+
+
+def _want_float(name: str, value: object, shape: list[int]) -> None:
+    """Refuses what is no contiguous float32 tensor on the CPU of the shape, where -1 is any size."""
+    want_tensor(name, value)
+    assert isinstance(value, Tensor)
+    fits = value.dim() == len(shape) and all(w in (-1, s) for s, w in zip(value.shape, shape, strict=True))
+    if fits and value.dtype == torch.float32 and value.is_contiguous() and not value.is_cuda:
+        return
+    size = ", ".join("any" if n < 0 else str(n) for n in shape)
+    stride = "" if value.is_contiguous() else ", not contiguous"
+    raise ValueError(
+        f"{name}: got {value.dtype} {list(value.shape)} on {value.device}{stride}, want contiguous "
+        f"torch.float32 [{size}] on cpu"
+    )
+
+
+def _want_no_bias(name: str, weight: PackedWeight) -> None:
+    """The operators would leave it out."""
+    if weight.bias is not None:
+        raise ValueError(f"{name}: got a weight with a bias, want one without")
+
+
+def _want_matrix(name: str, value: object, outputs: int, inputs: int) -> None:
+    """Refuses what is no packed weight of the size without a bias."""
+    want_type(name, value, PackedWeight)
+    assert isinstance(value, PackedWeight)
+    _want_no_bias(name, value)
+    if (value.out_features, value.in_features) != (outputs, inputs):
+        got = [value.out_features, value.in_features]
+        raise ValueError(f"{name}: got {got}, want [out, in] = {[outputs, inputs]}")
 
 
 class BlockOutputs(NamedTuple):
@@ -149,6 +192,7 @@ def verify_block(
         TypeError: an argument has the wrong type. Nothing was written.
     """
     want_type("weights", weights, BlockWeights)
+    want_earlier(pending, pending_mixed, prefix, prefix_mixed)
     code = strategy_code(strategy, x, state, parents is not None, prefix is not None)
     head = (x, *weights.operands, conv_state, state, slots, parents, lengths)
     if pending is not None:
@@ -226,7 +270,13 @@ def draft_step(
     want_type("weights", weights, BlockWeights)
     want_type("head", head, PackedWeight)
     want_type("prefix", prefix, Prefix)
-    own_norm, own_weight = (None, None) if own is None else (own[0], own[1].data)
+    _want_no_bias("head", head)
+    own_norm = own_weight = None
+    if own is not None:
+        own_norm, matrix = own
+        want_type("own[1]", matrix, PackedWeight)
+        _want_no_bias("own[1]", matrix)
+        own_weight = matrix.data
     logits, outputs, mixed, k, u, g = _draft_step(
         tokens,
         parents,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
-from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands
+from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands, want_earlier
 from specdec.ops._load import cpu_isa
 from specdec.ops._operator import code_of, operator, want_tensor
 from specdec.ops.strategy import resolve_shapes
@@ -110,10 +110,7 @@ def verify_layer(
     tokens = (mixed, a, b, conv_weight, conv_bias, A_log, dt_bias, neg_eigval)
     head = (*tokens, conv_state, state, slots, parents, lengths)
     tail = (norm_weight, norm_eps, norm_gate, scale, code)
-    if pending_mixed is not None and pending is None:
-        raise ValueError("pending_mixed: got a tensor without pending, want both or none")
-    if prefix_mixed is not None and prefix is None:
-        raise ValueError("prefix_mixed: got a tensor without prefix, want both or none")
+    want_earlier(pending, pending_mixed, prefix, prefix_mixed)
     if pending is not None:
         earlier = pending_operands(pending, prefix)
         want_tensor("pending_mixed", pending_mixed)
