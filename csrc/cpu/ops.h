@@ -23,11 +23,8 @@ Status accept_greedy(const AcceptGreedyParams& p);
 Status accept_sampled(const AcceptSampledParams& p);
 Status sampling_probs(const SamplingProbsParams& p);
 Status draw_tokens(const DrawParams& p);
-<<<<<<< HEAD
 Status likeliest(const LikeliestParams& p);
-=======
 Status tree_attention(const TreeAttentionParams& p);
->>>>>>> main
 
 // "avx512", "avx2" or "portable": what the entry points run here. SPECDEC_CPU_ISA=avx2|portable in the
 // environment asks for a narrower one (the tests use it to run every build on one machine).

@@ -1,8 +1,9 @@
 // Bindings of a step of a recurrent drafter: draft_step, likeliest.
+#include "draft_step.h"
+
 #include <cstring>
 
 #include "../cpu/ops.h"
-#include "block.h"
 #include "dense.h"
 
 namespace specdec::binding {
@@ -114,47 +115,17 @@ Tensor valid_rows(const Nodes& nodes, const Tensor& h) {
   return h.scalar_type() == ScalarType::Float ? rows : torch::stable::to(rows, ScalarType::Float);
 }
 
-using Step = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;  // logits, outputs, mixed, k, u, g
-
-Step draft_step(Tensor tokens, OptionalTensor parents, OptionalTensor lengths, Tensor outputs, Tensor table,
-                OptionalTensor own_norm, OptionalTensor own_weight, std::vector<Tensor> weights,
-                OptionalTensor conv_bias, bool gated, double eps, bool neg_eigval, Tensor conv_state,
-                Tensor state, OptionalTensor slots, OptionalTensor prefix_k, OptionalTensor prefix_u,
-                OptionalTensor prefix_g, OptionalTensor prefix_parents, OptionalTensor prefix_mixed,
-                Tensor norm, Tensor head, int64_t vocab, std::optional<double> scale, int64_t strategy) {
-  check_shape(table, "table", {-1, -1}, "[V, D]");
-  check_contiguous(table, "table");
-  const Nodes nodes = nodes_of(tokens, parents, lengths, outputs, table.size(0));
-  const int64_t D = table.size(1);
-  check_shape(outputs, "outputs", {nodes.B, nodes.earlier, D}, "[B, NP, D]");
-  check_dtype(outputs, "outputs", table.scalar_type());
-  STD_TORCH_CHECK(own_norm.has_value() == own_weight.has_value(),
-                  "own_norm, own_weight: got one of the two, want both or none");
-  // A norm over a divisor of D is one of heads to the product.
-  if (own_norm.has_value()) check_shape(*own_norm, "own[0]", {D}, "[D]");
-  check_shape(norm, "norm", {D}, "[D]");
-  for (const auto* part : {&prefix_k, &prefix_u, &prefix_g, &prefix_mixed}) {
-    STD_TORCH_CHECK(part->has_value(), "prefix: got None, want the nodes that a step continues");
-  }
-  check_shape(*prefix_u, "prefix.factors.u", {nodes.B, nodes.earlier, -1, -1}, "[B, NP, HV, DV]");
-  Tensor x = gather(nodes, table, D, [&](int64_t b, int64_t n) { return nodes.tokens[b * nodes.N + n]; });
-  if (own_weight.has_value()) {
-    const Tensor above = gather(nodes, outputs, D,
-                                [&](int64_t b, int64_t n) { return b * nodes.earlier + nodes.parent(b, n); });
-    x = rms_norm_linear(above, *own_norm, eps, *own_weight, {}, D, {}, x);
-  }
-  const auto [h, o, mixed, k, u, g] =
-      verify_block(x,
-                   {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents, lengths,
-                    scale, strategy},
-                   {prefix_k, prefix_u, prefix_g, prefix_parents, prefix_mixed});
-  const Tensor logits = rms_norm_linear(valid_rows(nodes, h), norm, eps, head, {}, vocab, {}, {});
-  return {logits,
-          append(outputs, h),
-          append(*prefix_mixed, mixed),
-          append(*prefix_k, k),
-          append(*prefix_u, u),
-          append(*prefix_g, g)};
+DraftStep draft_step_op(Tensor tokens, OptionalTensor parents, OptionalTensor lengths, Tensor outputs,
+                        Tensor table, OptionalTensor own_norm, OptionalTensor own_weight,
+                        std::vector<Tensor> weights, OptionalTensor conv_bias, bool gated, double eps,
+                        bool neg_eigval, Tensor conv_state, Tensor state, OptionalTensor slots,
+                        OptionalTensor prefix_k, OptionalTensor prefix_u, OptionalTensor prefix_g,
+                        OptionalTensor prefix_parents, OptionalTensor prefix_mixed, Tensor norm, Tensor head,
+                        int64_t vocab, std::optional<double> scale, int64_t strategy) {
+  return draft_step(tokens, parents, lengths, outputs,
+                    {table, own_norm, own_weight, weights, conv_bias, gated, eps, neg_eigval, conv_state,
+                     state, slots, norm, head, vocab, scale},
+                    {prefix_k, prefix_u, prefix_g, prefix_parents, prefix_mixed}, strategy);
 }
 
 std::tuple<Tensor, Tensor> likeliest(Tensor logits, int64_t count, OptionalTensor inverse_temperatures) {
@@ -181,6 +152,42 @@ std::tuple<Tensor, Tensor> likeliest(Tensor logits, int64_t count, OptionalTenso
 
 }  // namespace
 
+DraftStep draft_step(const Tensor& tokens, const OptionalTensor& parents, const OptionalTensor& lengths,
+                     const Tensor& outputs, const DrafterArgs& drafter, const BlockPrefix& prefix,
+                     int64_t strategy) {
+  const Tensor& table = drafter.table;
+  check_shape(table, "table", {-1, -1}, "[V, D]");
+  check_contiguous(table, "table");
+  const Nodes nodes = nodes_of(tokens, parents, lengths, outputs, table.size(0));
+  const int64_t D = table.size(1);
+  check_shape(outputs, "outputs", {nodes.B, nodes.earlier, D}, "[B, NP, D]");
+  check_dtype(outputs, "outputs", table.scalar_type());
+  STD_TORCH_CHECK(drafter.own_norm.has_value() == drafter.own_weight.has_value(),
+                  "own_norm, own_weight: got one of the two, want both or none");
+  for (const auto* part : {&prefix.k, &prefix.u, &prefix.g, &prefix.mixed}) {
+    STD_TORCH_CHECK(part->has_value(), "prefix: got None, want the nodes that a step continues");
+  }
+  Tensor x = gather(nodes, table, D, [&](int64_t b, int64_t n) { return nodes.tokens[b * nodes.N + n]; });
+  if (drafter.own_weight.has_value()) {
+    const Tensor above = gather(nodes, outputs, D,
+                                [&](int64_t b, int64_t n) { return b * nodes.earlier + nodes.parent(b, n); });
+    x = rms_norm_linear(above, *drafter.own_norm, drafter.eps, *drafter.own_weight, {}, D, {}, x);
+  }
+  const auto [h, o, mixed, k, u, g] = verify_block(
+      x,
+      {drafter.weights, drafter.conv_bias, drafter.gated, drafter.eps, drafter.neg_eigval, drafter.conv_state,
+       drafter.state, drafter.slots, parents, lengths, drafter.scale, strategy},
+      prefix);
+  const Tensor logits = rms_norm_linear(valid_rows(nodes, h), drafter.norm, drafter.eps, drafter.head, {},
+                                        drafter.vocab, {}, {});
+  return {logits,
+          append(outputs, h),
+          append(*prefix.mixed, mixed),
+          append(*prefix.k, k),
+          append(*prefix.u, u),
+          append(*prefix.g, g)};
+}
+
 }  // namespace specdec::binding
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
@@ -195,6 +202,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
-  m.impl("draft_step", TORCH_BOX(&specdec::binding::draft_step));
+  m.impl("draft_step", TORCH_BOX(&specdec::binding::draft_step_op));
   m.impl("likeliest", TORCH_BOX(&specdec::binding::likeliest));
 }

@@ -26,7 +26,7 @@ from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance import ProposalKind, TokenHistory, Typical, check_rule, resolve_seed, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.batch_decision import BatchSettings, Decided, decide_batch
-from specdec.budget import DraftBudget, SequenceBudget
+from specdec.budget import DraftBudget, SequenceBudget, rates_of
 from specdec.cache import DecodingCache, Round, path_tensor
 from specdec.costs import costs_of
 from specdec.drafters.base import FREE, Drafter, DraftRequest, DrawingDrafter, Prices
@@ -97,7 +97,10 @@ class Loop:
         self.model = model
         self.drafter = drafter
         self._deferred = commit == "deferred"
-        self.budget = (budget or DraftBudget()).for_loop(costs_of(model, deferred=self._deferred))
+        self.budget = (budget or DraftBudget()).for_loop(
+            costs_of(model, deferred=self._deferred),
+            rates_of(model, "" if drafter is None else drafter.name, deferred=self._deferred),
+        )
         self.statistics = Statistics()
         self.cache = model.new_cache(slots)
         self.acceptance = rule

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 
+import numpy as np
+
 from specdec.tree import TokenTree
 
 EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
@@ -54,6 +56,9 @@ class Calibration:
 
     Args:
         greedy: whether it is for greedy requests.
+
+    Attributes:
+        table: float64 [RANKS, bins] the multiples.
     """
 
     def __init__(self, greedy: bool) -> None:
@@ -68,6 +73,7 @@ class Calibration:
             ]
             for rank in range(RANKS)
         ]
+        self.table = np.array([[ratio.value for ratio in row] for row in self._ratios])
 
     def __call__(self, probability: float, rank: int) -> float:
         """The chance of the child of this rank (0: the likeliest)."""
@@ -76,7 +82,10 @@ class Calibration:
 
     def observe(self, probability: float, rank: int, kept: bool) -> None:
         """Books what became of a child whose parent was kept."""
-        self._ratios[min(rank, RANKS - 1)][bisect(EDGES, probability)].observe(kept, probability)
+        rank, place = min(rank, RANKS - 1), bisect(EDGES, probability)
+        ratio = self._ratios[rank][place]
+        ratio.observe(kept, probability)
+        self.table[rank, place] = ratio.value
 
 
 def outcomes(tree: TokenTree, emitted: Sequence[int]) -> list[tuple[int, bool]]:

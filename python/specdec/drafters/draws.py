@@ -118,7 +118,7 @@ def _likeliest(
     token that may come, or of one that is no distribution.
     """
     counts = [parent.children for parent in parents]
-    scales = [_inverse_temperature(parent.request.sampling) for parent in parents]
+    scales = [inverse_temperature(parent.request.sampling) for parent in parents]
     even = all(scale == 1.0 for scale in scales)
     columns, probs = ops.likeliest(
         logits, max(1, *counts), None if even else torch.tensor(scales, dtype=torch.float32)
@@ -134,7 +134,8 @@ def _likeliest(
     return tokens, probabilities
 
 
-def _inverse_temperature(sampling: SamplingParams) -> float:
+def inverse_temperature(sampling: SamplingParams) -> float:
+    """What the logits of a request's likeliest drafts are multiplied with."""
     return 1.0 if sampling.greedy else 1.0 / sampling.temperature
 
 

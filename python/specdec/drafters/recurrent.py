@@ -16,6 +16,7 @@ from specdec.cache import Round
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stepping import DraftedNodes, EmittedTokens, SteppingDrafter
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
+from specdec.ops import GrownTree, TreeRequest, TreeRules
 
 
 class RecurrentDrafter(SteppingDrafter):
@@ -98,6 +99,23 @@ class RecurrentDrafter(SteppingDrafter):
             prefix=nodes.prefix,
         )
         return logits
+
+    @torch.inference_mode()
+    def run_trees(
+        self, logits: Tensor, requests: Sequence[TreeRequest], rules: TreeRules
+    ) -> tuple[list[GrownTree], int]:
+        """One call for all levels."""
+        round = self._steps.round
+        assert round is not None
+        return self.model.grow(
+            logits,
+            self._outputs,
+            requests,
+            rules,
+            cache=self._cache,
+            slots=round.slots,
+            prefix=self._steps,
+        )
 
 
 def _padded(features: list[Tensor]) -> Tensor:

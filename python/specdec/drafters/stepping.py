@@ -22,15 +22,15 @@ from torch import Tensor
 from specdec._host import MAX_SERIAL_NODES
 from specdec.cache import Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
-from specdec.drafters.calibration import Calibration, outcomes
-from specdec.drafters.draws import draw_children
+from specdec.drafters.calibration import outcomes
+from specdec.drafters.draws import draw_children, inverse_temperature
+from specdec.drafters.experience import experience_of
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
-from specdec.drafters.worth import SecondsOfLate, Worth
-from specdec.learned import PerModel
 from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature
+from specdec.ops import GrownTree, TreeRequest, TreeRules
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
@@ -106,30 +106,6 @@ class _Slot:
     said: list[tuple[float, int]] = field(default_factory=list)
 
 
-class _Learned:
-    """What was learned about drafting trees of one shape with a model.
-
-    Attributes:
-        calibration: by whether a request is greedy.
-        worth: whether drafting pays.
-        level_seconds: by rows: of a level after the first.
-        best_child: chance of a node's likeliest child.
-    """
-
-    def __init__(self) -> None:
-        self.calibration = {greedy: Calibration(greedy) for greedy in (True, False)}
-        self.worth = Worth()
-        self.level_seconds: dict[int, SecondsOfLate] = {}
-        self.best_child = 0.7
-
-    def see_child(self, chance: float) -> None:
-        """Books the likeliest child of a node."""
-        self.best_child += 0.02 * (chance - self.best_child)
-
-
-_LEARNED = PerModel(_Learned)
-
-
 class SteppingDrafter(ABC):
     """Drafts trees level by level.
 
@@ -169,16 +145,20 @@ class SteppingDrafter(ABC):
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
-        learned = _LEARNED(model, self.shape, torch.get_num_threads())
+        learned = experience_of(model, self.shape)
+        self._learned = learned
         self.calibration = learned.calibration
         self._worth = learned.worth
-        self._learned = learned
         self.stepped = model
         self._cache = model.new_cache(slots)
         self._vocab_size = model.vocab_size
         self._num_parameters = model.num_parameters
         self._ends = model.eos_token_ids
+        self._end_tensor = torch.tensor(sorted(self._ends), dtype=torch.int64)
         self._vocabulary = vocabulary
+        self._vocabulary_tensor = (
+            None if vocabulary is None else torch.from_numpy(vocabulary.astype(np.int64))
+        )
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
 
@@ -208,6 +188,22 @@ class SteppingDrafter(ABC):
             Logits float32 [R, V'] after the nodes of all rows, one row's after the other's and nothing for
             places beyond a row's size, which may be written to.
         """
+
+    def run_trees(
+        self, logits: Tensor, requests: Sequence[TreeRequest], rules: TreeRules
+    ) -> tuple[list[GrownTree], int] | None:
+        """Grows trees of the likeliest tokens after the emitted tokens that were just run, where the drafter
+        can do that in one call; None: it is done level by level.
+
+        Args:
+            logits: float32 [B, V'] after each row's last emitted token.
+            requests: a row's each.
+            rules: of all of them.
+
+        Returns:
+            The trees, and the number of levels.
+        """
+        return None
 
     # --- what the loop asks ---
 
@@ -373,6 +369,10 @@ class SteppingDrafter(ABC):
         count = 0
         start = perf_counter()
         logits = self._read([r.slot for r in rows])  # [B, V']
+        if not any(tree.drawn or tree.request.sampling.edited for tree in trees) and self._grown(
+            logits, trees, states
+        ):
+            return [self._finished(tree, state, None) for tree, state in zip(trees, states, strict=True)]
         while True:
             wanted = self._fitting(trees, self._paying(trees, perf_counter() - start))
             if not any(wanted):
@@ -405,6 +405,37 @@ class SteppingDrafter(ABC):
         every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
         return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
 
+    def _grown(self, logits: Tensor, trees: Sequence[GrowingTree], states: Sequence[_Slot]) -> bool:
+        """Grows all trees in one call, as `_draft` does level by level, if the drafter can."""
+        learned = self._learned
+        level = learned.level_seconds(len(trees))
+        requests, second = [], 0.0
+        for tree, state in zip(trees, states, strict=True):
+            request, sampling = tree.request, tree.request.sampling
+            second = max(second, request.prices.second)
+            requests.append(
+                TreeRequest(
+                    request.max_nodes,
+                    tree.deepest,
+                    state.columns[0],
+                    0 if sampling.greedy else 1,
+                    request.prices.node if request.prices.second > 0.0 else None,
+                    inverse_temperature(sampling),
+                )
+            )
+        rules = learned.rules(self.shape, second * level(), self._end_tensor, self._vocabulary_tensor)
+        start = perf_counter()
+        found = self.run_trees(logits, requests, rules)
+        if found is None:
+            return False
+        grown, levels = found
+        if levels > 1:  # the first only reads the logits that are there
+            level.observe((perf_counter() - start) / (levels - 1))
+        for tree, nodes in zip(trees, grown, strict=True):
+            tree.take(nodes)
+            learned.see_children(tree)
+        return True
+
     def _paying(self, trees: Sequence[GrowingTree], seconds: float) -> list[list[int]]:
         """The nodes of each tree to expand in the next level, where this one took `seconds`: the pass and the
         choice of its children.
@@ -415,7 +446,7 @@ class SteppingDrafter(ABC):
         wanted = [tree.expandable() for tree in trees]
         if trees[0].depth == 0:
             return wanted  # that it pays was decided before
-        level = self._learned.level_seconds.setdefault(len(trees), SecondsOfLate())
+        level = self._learned.level_seconds(len(trees))
         if trees[0].depth > 1 or level.cold:
             # The first level, which reads what was emitted, stands for the others until a few were measured.
             level.observe(seconds)

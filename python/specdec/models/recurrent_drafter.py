@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -242,29 +243,55 @@ class RecurrentDrafterModel:
             Logits float32 [R, V'] after each valid node, one row's after the other's, and the outputs of all
             nodes, [B, NP + N, D].
         """
-        recurrent, mixed, window = prefix.recurrent(0), prefix.mixed(0), cache.conv[0]
-        assert recurrent is not None
-        assert mixed is not None
-        assert window is not None
         logits, outputs, mixed, factors = ops.draft_step(
-            tokens,
-            parents=parents,
-            lengths=lengths,
-            outputs=outputs,
-            table=self._table,
-            own=self._own,
-            weights=self._block.weights,
-            conv_state=window,
-            state=cache.state[0],
-            slots=slots,
-            prefix=recurrent,
-            prefix_mixed=mixed,
-            norm=self._norm,
-            head=self._head,
-            scale=self._block.scale,
+            tokens, parents=parents, lengths=lengths, **self._continuing(outputs, cache, slots, prefix)
         )
         prefix.replace((LayerFactors(factors, mixed),), parents, tokens.shape[1])
         return logits, outputs
+
+    def grow(
+        self,
+        logits: Tensor,
+        outputs: Tensor,
+        requests: Sequence[ops.TreeRequest],
+        rules: ops.TreeRules,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        prefix: Steps,
+    ) -> tuple[list[ops.GrownTree], int]:
+        """Drafts trees of the likeliest tokens in one call; the prefix stays as it is.
+
+        Args:
+            logits: float32 [B, V'] after each row's last emitted token.
+            outputs: [B, NP, D] h of the prefix's nodes.
+            requests: a row's each.
+            rules: of all of them.
+            cache, slots, prefix: as in `step`.
+
+        Returns:
+            The trees, and the number of levels.
+        """
+        return ops.draft_tree(logits, requests, rules, **self._continuing(outputs, cache, slots, prefix))
+
+    def _continuing(
+        self, outputs: Tensor, cache: DecodingCache, slots: Tensor, prefix: Steps
+    ) -> dict[str, Any]:
+        """What the operators that continue a prefix take."""
+        return {
+            "outputs": outputs,
+            "table": self._table,
+            "own": self._own,
+            "weights": self._block.weights,
+            "conv_state": cache.conv[0],
+            "state": cache.state[0],
+            "slots": slots,
+            "prefix": prefix.recurrent(0),
+            "prefix_mixed": prefix.mixed(0),
+            "norm": self._norm,
+            "head": self._head,
+            "scale": self._block.scale,
+        }
 
     def logits(self, h: Tensor) -> Tensor:
         """Logits of the token after each output.

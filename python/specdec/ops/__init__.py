@@ -21,7 +21,7 @@ from specdec.ops.acceptance import (
     sampling_probs,
 )
 from specdec.ops.attention import tree_attention
-from specdec.ops.block import BlockOutputs, BlockWeights, DraftStep, draft_step, likeliest, verify_block
+from specdec.ops.block import BlockOutputs, BlockWeights, verify_block
 from specdec.ops.convolution import conv_commit, conv_verify
 from specdec.ops.dense import (
     PackedWeight,
@@ -32,6 +32,15 @@ from specdec.ops.dense import (
     rms_norm_linear,
     swiglu,
     swiglu_linear,
+)
+from specdec.ops.drafting import (
+    DraftStep,
+    GrownTree,
+    TreeRequest,
+    TreeRules,
+    draft_step,
+    draft_tree,
+    likeliest,
 )
 from specdec.ops.layer import verify_layer
 from specdec.ops.paths import check_path
@@ -47,9 +56,12 @@ __all__ = [
     "ConvPrefix",
     "DraftStep",
     "Factors",
+    "GrownTree",
     "PackedWeight",
     "Pending",
     "Prefix",
+    "TreeRequest",
+    "TreeRules",
     "accept_greedy",
     "accept_sampled",
     "check_path",
@@ -58,6 +70,7 @@ __all__ = [
     "conv_verify",
     "cpu_isa",
     "draft_step",
+    "draft_tree",
     "draw_tokens",
     "gated_delta_gates",
     "likeliest",

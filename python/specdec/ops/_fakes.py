@@ -139,6 +139,17 @@ def _draft_step(
     )
 
 
+@_fake("draft_tree")
+def _draft_tree(logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    B = logits.shape[0]
+    most = torch.library.get_ctx().new_dynamic_size()  # nodes of the largest tree
+    return (
+        logits.new_empty((B + 1,), dtype=torch.int64),
+        logits.new_empty((B, 3, most), dtype=torch.int64),
+        logits.new_empty((B, 2, most), dtype=torch.float64),
+    )
+
+
 @_fake("likeliest")
 def _likeliest(logits: Tensor, count: int, *_: object) -> tuple[Tensor, Tensor]:
     shape = (logits.shape[0], count)

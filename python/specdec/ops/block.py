@@ -1,8 +1,8 @@
-"""A whole Gated DeltaNet block and a step of a recurrent drafter, each in one call, and the likeliest tokens.
+"""A whole Gated DeltaNet block in one call.
 
-With a few rows, which is what decoding and drafting have, a call of an operator costs as much as its work. A
-thin wrapper: every check of an argument is in C++. Letters as in `specdec.ops.recurrence` and
-`specdec.ops.convolution`, D the width of the residual stream, V the vocabulary.
+With a few rows, which is what decoding has, a call of an operator costs as much as its work. A thin wrapper:
+every check of an argument is in C++. Letters as in `specdec.ops.recurrence` and `specdec.ops.convolution`, D
+the width of the residual stream.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from specdec.ops.types import Factors, Pending, Prefix
 
 _verify_block = operator("verify_block")
 _verify_block_deferred = operator("verify_block_deferred")
-_draft_step = operator("draft_step")
-_likeliest = operator("likeliest")
 
 
 class BlockWeights:
@@ -122,7 +120,7 @@ def _want_float(name: str, value: object, shape: list[int]) -> None:
     )
 
 
-def _want_no_bias(name: str, weight: PackedWeight) -> None:
+def want_no_bias(name: str, weight: PackedWeight) -> None:
     """The operators would leave it out."""
     if weight.bias is not None:
         raise ValueError(f"{name}: got a weight with a bias, want one without")
@@ -132,7 +130,7 @@ def _want_matrix(name: str, value: object, outputs: int, inputs: int) -> None:
     """Refuses what is no packed weight of the size without a bias."""
     want_type(name, value, PackedWeight)
     assert isinstance(value, PackedWeight)
-    _want_no_bias(name, value)
+    want_no_bias(name, value)
     if (value.out_features, value.in_features) != (outputs, inputs):
         got = [value.out_features, value.in_features]
         raise ValueError(f"{name}: got {got}, want [out, in] = {[outputs, inputs]}")
@@ -203,120 +201,3 @@ def verify_block(
         nodes = NO_PREFIX if prefix is None else prefix_operands(prefix)
         y, o, mixed, k, u, g = _verify_block(*head, *nodes, prefix_mixed, scale, code)
     return BlockOutputs(y, o, mixed, Factors(k, u, g))
-
-
-class DraftStep(NamedTuple):
-    """What `draft_step` gives back. All but the logits are of the prefix's nodes, then of the new ones.
-
-    Attributes:
-        logits: float32 [R, V'], a row for each new node, one row's after the other's.
-        outputs: [B, NP + N, D] the block's.
-        mixed: [B, NP + N, C] raw projections of q, k, v.
-        factors: of the recurrence.
-    """
-
-    logits: Tensor
-    outputs: Tensor
-    mixed: Tensor
-    factors: Factors
-
-
-def draft_step(
-    tokens: Tensor,
-    *,
-    parents: Tensor | None = None,
-    lengths: Tensor | None = None,
-    outputs: Tensor,
-    table: Tensor,
-    own: tuple[Tensor, PackedWeight] | None,
-    weights: BlockWeights,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor | None = None,
-    prefix: Prefix,
-    prefix_mixed: Tensor,
-    norm: Tensor,
-    head: PackedWeight,
-    scale: float | None = None,
-    strategy: str = "exact",
-) -> DraftStep:
-    """One level of drafts through a one-block drafter, on a CPU: a token x whose parent's output was h enters
-    as `table[x] + own(rmsnorm(h))`, passes the block, and norm and head make the logits of the token after.
-
-    The same bits as the operators that it consists of. Drafting on the drafter's own outputs is EAGLE's (Li
-    et al., 2024, arXiv:2401.15077).
-
-    Args:
-        tokens: int64 [B, N] contiguous.
-        parents: int32 [B, N], each node's parent among the nodes of the prefix; None where N is 1 and every
-            row goes on where the prefix ended.
-        lengths: int32 [B] nodes of each row; None for N.
-        outputs: [B, NP, D] contiguous, the block's for the prefix's nodes, NP at least 1.
-        table: [V, D] contiguous, dtype of outputs: what a token adds.
-        own: norm float32 [D] and weight [D, D] of the parent's output; None where the token alone enters.
-        weights: the block's.
-        conv_state, state, slots, scale: as in `verify_layer`.
-        prefix: the nodes run before, with parents counted over them.
-        prefix_mixed: [B, NP, C] their raw projections.
-        norm: float32 [D].
-        head: [V', D].
-        strategy: "serial", "hybrid" or "exact", the faster of the two.
-
-    Raises:
-        ValueError: an argument has the wrong dtype, shape, stride or value, or an input requires grad in grad
-            mode.
-        TypeError: an argument has the wrong type.
-    """
-    want_type("weights", weights, BlockWeights)
-    want_type("head", head, PackedWeight)
-    want_type("prefix", prefix, Prefix)
-    _want_no_bias("head", head)
-    own_norm = own_weight = None
-    if own is not None:
-        own_norm, matrix = own
-        want_type("own[1]", matrix, PackedWeight)
-        _want_no_bias("own[1]", matrix)
-        own_weight = matrix.data
-    logits, outputs, mixed, k, u, g = _draft_step(
-        tokens,
-        parents,
-        lengths,
-        outputs,
-        table,
-        own_norm,
-        own_weight,
-        *weights.operands,
-        conv_state,
-        state,
-        slots,
-        *prefix_operands(prefix),
-        prefix_mixed,
-        norm,
-        head.data,
-        head.out_features,
-        scale,
-        strategy_code(strategy, tokens, state, parents is not None, True),
-    )
-    return DraftStep(logits, outputs, mixed, Factors(k, u, g))
-
-
-def likeliest(
-    logits: Tensor, count: int, inverse_temperatures: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row and their probabilities, on a CPU.
-
-    Args:
-        logits: float32 [R, V] contiguous.
-        count: K, 1 to 64.
-        inverse_temperatures: float32 [R], what each row is multiplied with; None for 1.
-
-    Returns:
-        Tokens int64 [R, K], descending, of equal ones the smaller first, and their probabilities float32 [R,
-        K] in softmax(logits * inverse_temperatures). -1 and 0 where no token is left above -inf, and all
-        over where a row has a NaN or +inf.
-
-    Raises:
-        ValueError: an argument has the wrong dtype, shape, stride, device or value.
-        TypeError: an argument has the wrong type.
-    """
-    return _likeliest(logits, count, inverse_temperatures)  # type: ignore[no-any-return]
