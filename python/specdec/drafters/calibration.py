@@ -49,8 +49,8 @@ class Calibration:
 
     By the token's probability in the drafter's row and its rank among its siblings: within a bin of
     probabilities the chance is a multiple of the probability, learned from what became of the drafts. At
-    first the drafter is taken at its word where tokens are sampled. A greedy target keeps its likeliest token,
-    which a good drafter shares however unsure both are: there a first child is trusted more.
+    first the drafter is taken at its word where tokens are sampled. A greedy target keeps its likeliest
+    token, which a good drafter shares however unsure both are: there a first child is trusted more.
 
     Args:
         greedy: whether it is for greedy requests.
