@@ -16,6 +16,7 @@ from specdec import ops
 from specdec.acceptance import SamplingParams
 from specdec.cache import Steps
 from specdec.drafters import DraftRequest, Proposal, ProposalKind, stepping
+from specdec.drafters.calibration import Calibration
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.drafters.shape import TreeShape
 from specdec.models.checkpoint import weights_sha256
@@ -539,4 +540,6 @@ def test_first_drafts_are_the_likeliest_after_the_text(target):
     assert list(proposal.tree.tokens) == logits.topk(3).indices.tolist()
     said = logits.softmax(0)[list(proposal.tree.tokens)]
     # By twice the error of logits of size 4, TOLERANCE: 2 x (1e-4 + 1e-4 x 4).
-    torch.testing.assert_close(torch.tensor(proposal.chances).double(), said, rtol=1e-3, atol=0)
+    calibration = Calibration(greedy=True)
+    want = [calibration(probability, rank) for rank, probability in enumerate(said.tolist())]
+    assert proposal.chances == pytest.approx(want, rel=1e-3)

@@ -174,23 +174,26 @@ def test_the_prefix_is_what_steps_make_of_it(old_parents: bool, new_parents: boo
     call, _ = random_step(24, N=3 if new_parents else 1, tree=new_parents)
     parents = int32([[-1, 0, 0, 2, 1]] * 4) if old_parents else None
     call["prefix"] = call["prefix"]._replace(parents=parents)
-    old = Round((LayerFactors(call["prefix"].factors, call["prefix_mixed"]),), call["slots"], parents)
+    old = Round((LayerFactors(call["prefix"].factors, call["prefix_mixed"]),), call["slots"], parents, 5)
     rows = ("conv_state", "state", "slots", "parents", "lengths", "prefix", "prefix_mixed", "scale")
     block = ops.verify_block(inputs(call), call["weights"], **{name: call[name] for name in rows})
     extended, replaced = Steps(), Steps()
     for steps in (extended, replaced):
         steps.extend(old)
-    extended.extend(Round((LayerFactors(block.factors, block.mixed),), call["slots"], call["parents"]))
+    N = call["tokens"].shape[1]
+    extended.extend(Round((LayerFactors(block.factors, block.mixed),), call["slots"], call["parents"], N))
     step = ops.draft_step(**call)
-    replaced.replace((LayerFactors(step.factors, step.mixed),), call["parents"])
+    replaced.replace((LayerFactors(step.factors, step.mixed),), call["parents"], N)
     want, got = extended.round, replaced.round
     assert want is not None
     assert got is not None
-    assert len(extended) == len(replaced) == 5 + call["tokens"].shape[1]
+    assert len(extended) == len(replaced) == 5 + N
     assert (want.parents is None) == (got.parents is None) == (not old_parents and not new_parents)
     if want.parents is not None:
         assert torch.equal(got.parents, want.parents)
     (a,), (b,) = want.layers, got.layers
+    assert isinstance(a, LayerFactors)
+    assert isinstance(b, LayerFactors)
     for one, other in zip((*a.recurrent, a.conv), (*b.recurrent, b.conv), strict=True):
         assert one is not None
         assert other is not None
