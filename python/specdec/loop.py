@@ -96,6 +96,7 @@ class Loop:
             raise TypeError(f"observer: got {shown(observer)}, want a RoundObserver, or None")
         self.model = model
         self.drafter = drafter
+        self._tap = FeatureTap(drafter.features) if drafter is not None and drafter.features else None
         self._deferred = commit == "deferred"
         self.budget = (budget or DraftBudget()).for_loop(
             costs_of(model, deferred=self._deferred),
@@ -212,7 +213,7 @@ class Loop:
             sequence.budget = self._sequence_budget(request.sampling)
             self._enter([sequence])
             new.append(sequence)
-        tap = self._tap()
+        tap = self._tap
         logits = self.model.prefill(
             [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new], tap=tap
         )
@@ -290,7 +291,7 @@ class Loop:
         proposals = self._propose(active)
         batch = batch_proposals([s.root for s in active], proposals)
         t1 = perf_counter()
-        tap = self._tap()
+        tap = self._tap
         logits, factors = self.model.forward(
             batch.tokens,
             cache=self.cache,
@@ -334,11 +335,6 @@ class Loop:
         s.accept += t3 - t2
         s.commit += t4 - t3
         return events
-
-    def _tap(self) -> FeatureTap | None:
-        """A tap for one pass of the target, where the drafter wants to see something."""
-        drafter = self.drafter
-        return FeatureTap(drafter.features) if drafter is not None and drafter.features else None
 
     def _propose(self, active: Sequence[ActiveSequence]) -> list[Proposal]:
         """One proposal a sequence, no longer than is worth verifying and never past the token limit."""

@@ -165,7 +165,7 @@ class GatedDeltaNetForCausalLM:
         x = self._embeddings[tokens]  # [B, T, D]
         for i, layer in enumerate(self._layers):
             x, o = layer.prefill(x, cache=cache, layer=i, slots=slot_tensor, lengths=length_tensor)
-            if tap is not None:
+            if tap is not None and i in tap.layers:
                 tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)
         last = x[torch.arange(len(prompts)), length_tensor.long() - 1]  # [B, D]
@@ -200,7 +200,7 @@ class GatedDeltaNetForCausalLM:
                 strategy=self._strategy,
             )
             factors.append(made)
-            if tap is not None:
+            if tap is not None and i in tap.layers:
                 tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)
         return self._logits(x), Round(tuple(factors), slots, parents, tokens.shape[1])
