@@ -293,7 +293,7 @@ class SteppingDrafter(ABC):
         priced = [r for r in rows if r.prices.second > 0.0]
         if not priced:
             return rows
-        chosen = self._worth.choose([0] * len(priced), max(r.prices.second for r in priced))
+        chosen = self._worth.choose([0] * len(priced), [r.prices.second for r in priced])
         dropped = {r.slot for r, good in zip(priced, chosen, strict=True) if not good}
         return [r for r in rows if r.slot not in dropped]
 
