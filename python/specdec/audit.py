@@ -19,9 +19,10 @@ class CacheAuditor(RoundObserver):
     """Compares every slot, after every round, with a shadow cache that decodes the emitted tokens one at a
     time.
 
-    The comparison is bit for bit: state and convolution window of every layer. It costs a second decoding, so
-    it is for tests and for debugging a model or a drafter. What is pending is committed in a copy, so that
-    the audited loop goes on folding it in during its next verification, whose result is checked then.
+    The comparison is bit for bit: state and convolution window, or keys and values, of every layer. It costs
+    a second decoding, so it is for tests and for debugging a model or a drafter. What is pending is committed
+    in a copy, so that the audited loop goes on taking it up in its next verification, whose result is checked
+    then.
 
     Args:
         model: the target of the loop under audit.
@@ -56,15 +57,14 @@ class CacheAuditor(RoundObserver):
 
     def _compare(self, slot: int, cache: DecodingCache) -> None:
         pairs = zip(cache.snapshot(slot), self._shadow.snapshot(slot), strict=True)
-        for layer, ((state, window), (want_state, want_window)) in enumerate(pairs):
-            for name, got, want in (
-                ("state", state, want_state),
-                ("convolution window", window, want_window),
-            ):
-                if got is None or want is None or torch.equal(got, want):
+        for layer, (memory, wanted) in enumerate(pairs):
+            for name, want in wanted.items():
+                got = memory[name]
+                if torch.equal(got, want):
                     continue
-                difference = float((got.float() - want.float()).abs().max())
-                raise AssertionError(
-                    f"slot {slot}, layer {layer}: the {name} differs from plain decoding "
-                    f"by up to {difference:.3g}"
-                )
+                if got.shape != want.shape:
+                    problem = f"got shape {list(got.shape)}, want {list(want.shape)} of plain decoding"
+                else:
+                    difference = float((got.float() - want.float()).abs().max())
+                    problem = f"differs from plain decoding by up to {difference:.3g}"
+                raise AssertionError(f"slot {slot}, layer {layer}: {name}: {problem}")

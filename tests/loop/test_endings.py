@@ -188,12 +188,12 @@ def test_a_path_off_its_tree_is_not_committed(parents, path, message, model, mon
     loop = Loop(model, Fixed([(PROMPT, (1, 2))], vocab_size=61), budget=DraftBudget(4, adaptive=False))
     stream = loop.stream([Request(PROMPT, max_new_tokens=9, ignore_eos=True)])
     next(stream)
-    before = [t.clone() for t in loop.cache.state]
+    before = [t.clone() for t in loop.cache.state.values()]
     monkeypatch.setattr("specdec.loop.decide_batch", lambda *_: [Decided(path, 7, None)])
     with pytest.raises(ValueError, match=f"^path: slot 0 {message}"):
         next(stream)
     assert not loop.cache.has_pending
-    assert all(torch.equal(a, b) for a, b in zip(loop.cache.state, before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(loop.cache.state.values(), before, strict=True))
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=1)])

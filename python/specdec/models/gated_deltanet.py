@@ -159,7 +159,7 @@ class GatedDeltaNetForCausalLM:
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
-        return DecodingCache([self._spec] * len(self._layers), slots, conv_dtype=self.dtype)
+        return DecodingCache([self._spec] * len(self._layers), slots, dtype=self.dtype)
 
     def feature_size(self, feature: Feature) -> int:
         """Numbers that a feature has for each token; see `CausalLM.feature_size`."""
@@ -236,7 +236,7 @@ class GatedDeltaNetForCausalLM:
                 if o is not None:
                     tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)
-        return self._logits(x), Round(tuple(factors), slots, parents)
+        return self._logits(x), Round(tuple(factors), slots, parents, tokens.shape[1])
 
     def _logits(self, x: Tensor) -> Tensor:
         """Final norm and head in float32, so that a bfloat16 model does not round its logits into ties."""

@@ -123,7 +123,7 @@ class RecurrentDrafterModel:
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 state, windows in the model's dtype."""
-        return DecodingCache([self._spec], slots, conv_dtype=self.dtype)
+        return DecodingCache([self._spec], slots, dtype=self.dtype)
 
     def prefill(
         self,
@@ -203,7 +203,7 @@ class RecurrentDrafterModel:
             pending=cache.take_pending(slots),
             prefix=prefix,
         )
-        return h, Round((factors,), slots, parents)
+        return h, Round((factors,), slots, parents, tokens.shape[1])
 
     def logits(self, h: Tensor) -> Tensor:
         """Logits of the token after each output.

@@ -18,6 +18,7 @@ from specdec.ops.acceptance import (
     draw_tokens,
     sampling_probs,
 )
+from specdec.ops.attention import tree_attention
 from specdec.ops.convolution import conv_commit, conv_verify
 from specdec.ops.dense import (
     PackedWeight,
@@ -60,6 +61,7 @@ __all__ = [
     "sampling_probs",
     "swiglu",
     "swiglu_linear",
+    "tree_attention",
     "verify",
     "verify_layer",
 ]

@@ -1,0 +1,101 @@
+"""Keys and values of the attention layers of one size, of all slots, in one tensor.
+
+One tensor, as a round then writes the rows of all its layers with one copy a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from specdec.cache.rounds import KVEntries
+from specdec.cache.specs import KVSpec
+
+_FIRST_CAPACITY = 256  # tokens a slot has room for at first; doubled when one needs more
+
+
+class Accepted(NamedTuple):
+    """One sequence's part of a commit.
+
+    Attributes:
+        row: its row in the round.
+        slot: where its memory is.
+        at: tokens that the slot holds.
+        nodes: what to append, not empty: nodes from root to leaf, or the number of the first ones in turn.
+    """
+
+    row: int
+    slot: int
+    at: int
+    nodes: Sequence[int] | int
+
+    @property
+    def size(self) -> int:
+        """How many nodes."""
+        return self.nodes if isinstance(self.nodes, int) else len(self.nodes)
+
+
+class KVPool:
+    """The memory of attention layers that have the same sizes.
+
+    Args:
+        spec: the sizes.
+        layers: how many layers.
+        slots: how many sequences fit.
+        dtype: of the model's activations.
+        device: where it lives.
+
+    Attributes:
+        spec: as given.
+        rows: [L, 2, S, HK, T, D]: of each layer the keys, then the values. What a slot has beyond its length
+            means nothing, and T doubles when a sequence outgrows it, which makes a new tensor.
+    """
+
+    def __init__(
+        self, spec: KVSpec, layers: int, slots: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.spec = spec
+        self.rows = torch.empty(
+            layers, 2, slots, spec.heads, _FIRST_CAPACITY, spec.head_dim, dtype=dtype, device=device
+        )
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for sequences of this length."""
+        capacity = self.rows.shape[4]
+        if tokens <= capacity:
+            return
+        while capacity < tokens:
+            capacity *= 2
+        old = self.rows
+        with torch.inference_mode(False):  # whoever commits outside of it has to be able to write
+            grown = torch.empty(*old.shape[:4], capacity, old.shape[5], dtype=old.dtype, device=old.device)
+        grown[:, :, :, :, : old.shape[4]] = old
+        self.rows = grown
+
+    def append(self, entries: Sequence[KVEntries | None], accepted: Sequence[Accepted]) -> None:
+        """Writes the accepted nodes' keys and values behind what their slots hold.
+
+        Args:
+            entries: of each layer of this pool; None leaves that layer's rows as they are.
+            accepted: of each sequence.
+        """
+        given = [(i, e) for i, e in enumerate(entries) if e is not None]
+        if not given or not accepted:
+            return
+        for part in accepted:
+            self.reserve(part.at + part.size)
+        made = torch.stack([tensor for _, entry in given for tensor in entry])  # [2 L', B, N, HK, D]
+        made = made.view(len(given), 2, *made.shape[1:])  # [L', 2, B, N, HK, D]
+        every = len(given) == len(entries)
+        layers = None if every else torch.tensor([i for i, _ in given])
+        for part in accepted:
+            new = made[:, :, part.row]  # [L', 2, N, HK, D]
+            new = new[:, :, : part.nodes] if isinstance(part.nodes, int) else new[:, :, list(part.nodes)]
+            new = new.transpose(2, 3)  # [L', 2, HK, n, D]
+            place = self.rows[:, :, part.slot, :, part.at : part.at + part.size]  # [L, 2, HK, n, D]
+            if layers is None:
+                place.copy_(new)
+            else:
+                place[layers] = new.to(place.dtype)

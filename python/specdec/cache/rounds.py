@@ -1,0 +1,164 @@
+"""What one forward pass leaves behind, layer by layer, until it is committed or dropped."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.ops import Factors, Pending, Prefix
+
+
+class LayerFactors(NamedTuple):
+    """What a recurrent layer's verification leaves behind.
+
+    Attributes:
+        recurrent: factors of the recurrence, rows as in the call that made them.
+        conv: raw inputs of the short convolution, [B, N, C], or None for a layer without one.
+    """
+
+    recurrent: Factors
+    conv: Tensor | None
+
+
+class KVEntries(NamedTuple):
+    """What an attention layer's verification leaves behind.
+
+    Attributes:
+        k: keys of the nodes, [B, N, HK, D], rotated to their positions where the model rotates them.
+        v: values of the nodes, [B, N, HK, D].
+    """
+
+    k: Tensor
+    v: Tensor
+
+
+LayerEntries = LayerFactors | KVEntries | None
+"""Of one layer; None where its mixer was skipped, so that it remembers nothing of these nodes."""
+
+
+class Round(NamedTuple):
+    """What all layers made of the nodes of one forward pass, with the rows they belong to.
+
+    Attributes:
+        layers: one entry a layer.
+        slots: int32 [B].
+        parents: int32 [B, N] of the nodes, or None for chains.
+        nodes: N.
+    """
+
+    layers: tuple[LayerEntries, ...]
+    slots: Tensor
+    parents: Tensor | None
+    nodes: int
+
+
+class PendingRound(NamedTuple):
+    """An accepted path that is not in the recurrent states yet."""
+
+    round: Round
+    path: Tensor | None
+    path_lengths: Tensor
+
+    def recurrent(self, layer: int) -> Pending | None:
+        """The pending factors of a layer's recurrence, as `ops.verify` takes them; None where it skipped."""
+        entries = self.round.layers[layer]
+        if not isinstance(entries, LayerFactors):
+            return None
+        return Pending(entries.recurrent, self.path, self.path_lengths)
+
+    def mixed(self, layer: int) -> Tensor | None:
+        """The raw inputs of a layer's convolution, `pending_mixed` of `ops.verify_layer`."""
+        entries = self.round.layers[layer]
+        return entries.conv if isinstance(entries, LayerFactors) else None
+
+
+class Steps:
+    """What was made of nodes that were verified but not committed, grown call by call: how a drafter moves
+    ahead of its state.
+
+    Pass it as `prefix` to a model's `forward`, then `extend` it with the round that came back. Node ids count
+    from the first node of the first round; `parents` of later rounds speak of those ids.
+    """
+
+    def __init__(self) -> None:
+        self.round: Round | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.round is None else self.round.nodes
+
+    def extend(self, new: Round) -> None:
+        """Appends the nodes of `new`, which was verified with this object as its prefix.
+
+        Raises:
+            ValueError: `new` has other rows than the rounds before, or a layer that has no entries in one of
+                them has some in another.
+        """
+        old = self.round
+        if old is None:
+            self.round = new
+            return
+        if new.slots.shape != old.slots.shape:
+            raise ValueError(
+                f"new: got {new.slots.shape[0]} rows, want the {old.slots.shape[0]} of the rounds before"
+            )
+        layers = tuple(_concat(i, a, b) for i, (a, b) in enumerate(zip(old.layers, new.layers, strict=True)))
+        parents = None
+        if old.parents is not None or new.parents is not None:
+            parents = torch.cat(
+                [_explicit_parents(old, 0, old.nodes), _explicit_parents(new, old.nodes, new.nodes)], dim=1
+            )
+        self.round = Round(layers, old.slots, parents, old.nodes + new.nodes)
+
+    def recurrent(self, layer: int) -> Prefix | None:
+        """The prefix of a layer's recurrence, as `ops.verify` takes it."""
+        entries = self._entries(layer)
+        if self.round is None or not isinstance(entries, LayerFactors):
+            return None
+        return Prefix(entries.recurrent, self.round.parents)
+
+    def mixed(self, layer: int) -> Tensor | None:
+        """The raw inputs of a layer's convolution, `prefix_mixed` of `ops.verify_layer`."""
+        entries = self._entries(layer)
+        return entries.conv if isinstance(entries, LayerFactors) else None
+
+    def kv(self, layer: int) -> KVEntries | None:
+        """Keys and values of the nodes in an attention layer."""
+        entries = self._entries(layer)
+        return entries if isinstance(entries, KVEntries) else None
+
+    @property
+    def parents(self) -> Tensor | None:
+        """int32 [B, NP] parents of the nodes; None for a chain, or where there are none."""
+        return None if self.round is None else self.round.parents
+
+    def _entries(self, layer: int) -> LayerEntries:
+        return None if self.round is None else self.round.layers[layer]
+
+
+def _concat(layer: int, a: LayerEntries, b: LayerEntries) -> LayerEntries:
+    if a is None and b is None:
+        return None
+    if isinstance(a, KVEntries) and isinstance(b, KVEntries):
+        return KVEntries(torch.cat([a.k, b.k], dim=1), torch.cat([a.v, b.v], dim=1))
+    if isinstance(a, LayerFactors) and isinstance(b, LayerFactors):
+        old, new = a.recurrent, b.recurrent
+        recurrent = Factors(
+            torch.cat([old.k, new.k], dim=1),
+            torch.cat([old.u, new.u], dim=1),
+            None if old.g is None or new.g is None else torch.cat([old.g, new.g], dim=1),
+        )
+        conv = None if a.conv is None or b.conv is None else torch.cat([a.conv, b.conv], dim=1)
+        return LayerFactors(recurrent, conv)
+    raise ValueError(
+        f"new: layer {layer} got {type(b).__name__}, want the {type(a).__name__} of the rounds before"
+    )
+
+
+def _explicit_parents(part: Round, first: int, count: int) -> Tensor:
+    """int32 [B, count]: the parents of a round whose first node has id `first`."""
+    if part.parents is not None:
+        return part.parents
+    chain = torch.arange(first - 1, first + count - 1, dtype=torch.int32)
+    return chain.expand(part.slots.shape[0], count)
