@@ -55,8 +55,10 @@ def plain(model: GatedDeltaNetForCausalLM) -> list[list[int]]:
 
 def memory(cache: DecodingCache) -> list[Tensor]:
     """Copies of every number that the cache holds."""
-    parts = [tensor for slot in range(cache.slots) for layer in cache.snapshot(slot) for tensor in layer]
-    return [tensor.clone() for tensor in parts if tensor is not None]
+    parts = [
+        tensor for slot in range(cache.slots) for layer in cache.snapshot(slot) for tensor in layer.values()
+    ]
+    return [tensor.clone() for tensor in parts]
 
 
 class Watched(LayerSkipDrafter):

@@ -29,9 +29,8 @@ EXIT = AdaptiveExit(threshold=0.3, target=0.6, step=0.5, memory=0.5)
 CASES = [
     # widen, branching, replacement, rule, exit, parameters
     (1, (1,), False, "block", EXIT, PLAIN),
-    (1, (1,), False, "speculative", StaticThreshold(0.4), PENALISED),
+    (2, (1,), False, "speculative", EXIT, PENALISED),
     (3, (1,), False, "traversal", StaticThreshold(0.4), PLAIN),
-    (2, (1,), False, "speculative", EXIT, PLAIN),
     (1, (2, 1), False, "traversal", EXIT, PENALISED),
     (1, (2, 1), True, "k-seq", StaticThreshold(0.3), PLAIN),
     (1, TreeShape.pruned(3, 1.2), False, "traversal", EXIT, PLAIN),
@@ -40,7 +39,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def model() -> GatedDeltaNetForCausalLM:
-    return random_model(1, vocab_size=VOCAB, num_hidden_layers=2, eos_token_ids=())
+    return random_model(0, vocab_size=VOCAB, num_hidden_layers=2, eos_token_ids=())
 
 
 class Dropping(LayerSkipDrafter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -99,6 +100,10 @@ class SkippingView(CausalLM, Protocol):
 
 class SkippableLM(CausalLM, Protocol):
     """A model that can draft for itself."""
+
+    @property
+    def source(self) -> Path | None:
+        """Where the weights came from, for `checkpoint.weights_sha256`; None where from no file."""
 
     @property
     def num_layers(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,24 +122,32 @@ class SkipFile:
             },
         )
 
-    def check_model(self, sha256: str, layers: int, vocab_size: int) -> None:
+    def check_model(self, sha256: str | None, layers: int, vocab_size: int) -> None:
         """Refuses another model than the set was chosen for, for which it would say nothing.
 
         Args:
-            sha256: of the model's weights.
+            sha256: of the model's weights; None where they came from no file: any will do.
             layers: number of its layers.
             vocab_size: tokens of its vocabulary.
 
         Raises:
             ValueError: it is another one.
         """
-        if (sha256, layers) != (self.sha256, self.layers):
+        digest = self.sha256 if sha256 is None else sha256
+        if (digest, layers) != (self.sha256, self.layers):
             raise ValueError(
                 f"chosen for {self.model} with {self.layers} layers and weights of SHA-256 "
-                f"{self.sha256[:16]}..., but the model has {layers} and {sha256[:16]}..."
+                f"{self.sha256[:16]}..., but the model has {layers} and {digest[:16]}..."
             )
         if self.vocabulary is not None:
             check_vocabulary(self.vocabulary, vocab_size)
+
+
+def shipped_skip_file(sha256: str) -> Path | None:
+    """The file that comes with the package for the model of these weights; None for all other models."""
+    assets = Path(str(resources.files("specdec"))) / "assets"
+    paths = sorted(assets.glob("*/skip.json"))
+    return next((path for path in paths if SkipFile.read(path).sha256 == sha256), None)
 
 
 def check_vocabulary(tokens: Sequence[int], vocab_size: int) -> None:
