@@ -142,11 +142,11 @@ def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:
     path = spec.model or (None if digest is None else shipped_skip_file(digest))
     if path is None:
         raise ValueError(f"skip: no set comes with {model.source or 'this model'}, want one in a file")
-    file = SkipFile.read(path)
     try:
+        file = SkipFile.read(path)
         file.check_model(digest, model.num_layers, model.vocab_size)
     except ValueError as error:
-        raise ValueError(f"skip: {path}: {error}") from None
+        raise ValueError(f"skip: {error}") from None
     return file
 
 
