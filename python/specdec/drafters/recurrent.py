@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from specdec.cache import Round
+from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.shape import TreeShape
-from specdec.drafters.stepping import DraftedNodes, EmittedTokens, SteppingDrafter
+from specdec.drafters.stepping import SteppingDrafter
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.ops import GrownTree, TreeRequest, TreeRules
 

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec._host import MAX_SERIAL_NODES
-from specdec.cache import Round, Steps, path_tensor
+from specdec.cache import DecodingCache, Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import outcomes
-from specdec.drafters.draws import draw_children, inverse_temperature
+from specdec.drafters.draws import Children, Parent, draw_children, inverse_temperature
 from specdec.drafters.experience import experience_of
+from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
@@ -35,46 +35,6 @@ from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
 KEPT = 1024  # emitted tokens that wait for a draft at most; some kilobytes each, where they have features
-
-
-class EmittedTokens(NamedTuple):
-    """Emitted tokens to run over the committed state, which continue each row's text.
-
-    Attributes:
-        tokens: int64 [B, N], 0 beyond a row's size.
-        lengths: int32 [B], tokens of each row, at least 1.
-        sizes: the same as a list.
-        slots: int32 [B].
-        features: for each row float [n, F], the target's after the token before each of these; None where the
-            drafter takes no features.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    sizes: list[int]
-    slots: Tensor
-    features: list[Tensor] | None
-
-
-class DraftedNodes(NamedTuple):
-    """Drafted nodes to run over the nodes that were run before them in this round.
-
-    Attributes:
-        tokens: int64 [B, N], 0 beyond a row's size.
-        lengths: int32 [B], nodes of each row; 0: the row takes no part; None where every row has N.
-        sizes: the same as a list.
-        slots: int32 [B].
-        parents: int32 [B, N], the nodes' parents among those of `prefix`, as `forward` takes them; None where
-            every row goes on where the prefix ended.
-        prefix: the nodes run before.
-    """
-
-    tokens: Tensor
-    lengths: Tensor | None
-    sizes: list[int]
-    slots: Tensor
-    parents: Tensor | None
-    prefix: Steps
 
 
 @dataclass
@@ -117,6 +77,7 @@ class SteppingDrafter(ABC):
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
         vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
+        cache: what it steps over; None: an own one.
 
     Attributes:
         stepped: the model.
@@ -141,6 +102,7 @@ class SteppingDrafter(ABC):
         replacement: bool = False,
         draw: bool = True,
         vocabulary: NDArray[np.integer] | None = None,
+        cache: DecodingCache | None = None,
     ) -> None:
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
@@ -150,7 +112,7 @@ class SteppingDrafter(ABC):
         self.calibration = learned.calibration
         self._worth = learned.worth
         self.stepped = model
-        self._cache = model.new_cache(slots)
+        self._cache = model.new_cache(slots) if cache is None else cache
         self._vocab_size = model.vocab_size
         self._num_parameters = model.num_parameters
         self._ends = model.eos_token_ids
@@ -269,7 +231,7 @@ class SteppingDrafter(ABC):
         by_slot = dict(zip([r.slot for r in rows], proposals, strict=True))
         priced = [r for r in rows if r.prices.second > 0.0]
         if priced:
-            gains = [(0, by_slot[r.slot].gain(r.prices.node)) for r in priced]
+            gains = [(0, self._gain(by_slot[r.slot], r.prices.node)) for r in priced]
             self._worth.observe(gains, seconds)
         return [by_slot.get(r.slot) or Proposal.empty() for r in requests]
 
@@ -284,6 +246,10 @@ class SteppingDrafter(ABC):
         self._catch_up(rows)
         start = perf_counter()
         return self._draft(rows), perf_counter() - start
+
+    def _gain(self, proposal: Proposal, price: float) -> float:
+        """Tokens that a proposal is expected to bring above a price a node."""
+        return proposal.gain(price)
 
     def _draws_for(self, request: DraftRequest) -> bool:
         return self.draws and not request.sampling.greedy
@@ -382,14 +348,7 @@ class SteppingDrafter(ABC):
                 logits = self._step(trees, wanted, states)  # [R, V'], R parents of all rows
             parents = [tree.asked(nodes) for tree, nodes in zip(trees, wanted, strict=True)]
             flat = [p for asked in parents for p in asked]
-            children = draw_children(
-                logits,
-                flat,
-                replacement=self.replacement,
-                draw=self.draws,
-                vocabulary=self._vocabulary,
-                vocab_size=self._vocab_size,
-            )
+            children = self._children(logits, flat)
             found = zip(children.tokens, children.probabilities, children.rows, strict=True)
             for tree, asked in zip(trees, parents, strict=True):
                 chance = _as_said if tree.drawn else self.calibration[tree.request.sampling.greedy]
@@ -435,6 +394,17 @@ class SteppingDrafter(ABC):
             tree.take(nodes)
             learned.see_children(tree)
         return True
+
+    def _children(self, logits: Tensor, parents: Sequence[Parent]) -> Children:
+        """Children of each parent, from `logits` [R, V'] after them, which may be written to."""
+        return draw_children(
+            logits,
+            parents,
+            replacement=self.replacement,
+            draw=self.draws,
+            vocabulary=self._vocabulary,
+            vocab_size=self._vocab_size,
+        )
 
     def _paying(self, trees: Sequence[GrowingTree], seconds: float) -> list[list[int]]:
         """The nodes of each tree to expand in the next level, where this one took `seconds`: the pass and the

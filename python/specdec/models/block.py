@@ -95,6 +95,7 @@ class GatedDeltaNetBlock:
             eps=c.norm_eps,
             neg_eigval=c.allow_neg_eigval,
         )
+        self._mixer_weights = self.weights.without_mlp()
 
     def prefill(
         self, x: Tensor, *, cache: DecodingCache, layer: int, slots: Tensor, lengths: Tensor
@@ -132,7 +133,7 @@ class GatedDeltaNetBlock:
             scale=self.scale,
             qk_l2norm=True,
         )
-        return self._finish(x, o, gate), o
+        return self._mlp(self._output(x, o, gate)), o
 
     def verify(
         self,
@@ -146,7 +147,9 @@ class GatedDeltaNetBlock:
         pending: PendingRound | None,
         prefix: Steps | None,
         strategy: str = "exact",
-    ) -> tuple[Tensor, Tensor, LayerFactors]:
+        mixer: bool = True,
+        mlp: bool = True,
+    ) -> tuple[Tensor, Tensor | None, LayerFactors | None]:
         """Runs chains or trees of tokens over the state, which changes by what is pending alone.
 
         Args:
@@ -156,11 +159,15 @@ class GatedDeltaNetBlock:
             slots, parents, lengths, prefix: as for `CausalLM.forward`.
             pending: what the cache handed out for these slots.
             strategy: of `ops.verify_layer`, or "solve".
+            mixer: False skips the token mixer, which then has neither output nor factors.
+            mlp: False skips the MLP.
 
         Returns:
             The residual stream after the block, [B, N, D], the recurrence's output, [B, N, HV, DV], and the
             factors to commit.
         """
+        if not mixer:
+            return (self._mlp(x) if mlp else x), None, None
         window, state = _given(cache.conv[layer]), cache.state[layer]
         rows: dict[str, Any] = {
             "slots": slots,
@@ -174,7 +181,12 @@ class GatedDeltaNetBlock:
         }
         if strategy != "solve":
             y, o, mixed, factors = ops.verify_block(
-                x, self.weights, conv_state=window, state=state, strategy=strategy, **rows
+                x,
+                self.weights if mlp else self._mixer_weights,
+                conv_state=window,
+                state=state,
+                strategy=strategy,
+                **rows,
             )
             return y, o, LayerFactors(factors, mixed)
         mixed, gate, a, b = self._project(x)
@@ -191,7 +203,8 @@ class GatedDeltaNetBlock:
             state=state,
             **rows,
         )
-        return self._finish(x, o, gate), o, LayerFactors(factors, mixed)
+        x = self._output(x, o, gate)
+        return (self._mlp(x) if mlp else x), o, LayerFactors(factors, mixed)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """All input projections: (q k v) [B, N, C], gate [B, N, HV * DV] or None, a and b [B, N, HV]."""
@@ -209,10 +222,13 @@ class GatedDeltaNetBlock:
             _split_heads(mixed[..., 2 * c.key_dim :], c.num_v_heads),
         )
 
-    def _finish(self, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
-        """Head norm, output projection and the MLP, with both residuals: [B, N, D]."""
+    def _output(self, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
+        """Head norm and output projection, added to the residual stream: [B, N, D]."""
         o = o.view(*x.shape[:-1], -1)  # [B, N, HV, DV] -> [B, N, HV * DV]
-        x = ops.rms_norm_linear(o, self._head_norm, self._eps, self._out, gate=gate, residual=x)
+        return ops.rms_norm_linear(o, self._head_norm, self._eps, self._out, gate=gate, residual=x)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        """The MLP, added to the residual stream: [B, N, D]."""
         h = ops.rms_norm_linear(x, self._mlp_norm, self._eps, self._gate_up)
         return ops.swiglu_linear(h, self._down, residual=x)
 
