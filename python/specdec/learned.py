@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
+_EVERY: list[PerModel[Any]] = []
+
+
+def forget() -> None:
+    """Forgets what was learned about all models in this process, for runs that must not depend on what ran
+    before.
+    """
+    for kind in _EVERY:
+        kind.clear()
 
 
 class PerModel(Generic[T]):
@@ -20,6 +29,11 @@ class PerModel(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._known: WeakKeyDictionary[object, dict[Hashable, T]] = WeakKeyDictionary()
+        _EVERY.append(self)
+
+    def clear(self) -> None:
+        """Forgets everything; what was handed out stays as it is."""
+        self._known.clear()
 
     def __call__(self, model: object, *key: Hashable) -> T:
         """The object of this model and key. A model that is not hashable or takes no weak references gets a
