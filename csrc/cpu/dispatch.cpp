@@ -102,6 +102,7 @@ SPECDEC_CPU_OP(swiglu, SwigluParams)
 SPECDEC_CPU_OP(gated_delta_gates, GatesParams)
 SPECDEC_CPU_OP(sampling_probs, SamplingProbsParams)
 SPECDEC_CPU_OP(draw_tokens, DrawParams)
+SPECDEC_CPU_OP(tree_attention, TreeAttentionParams)
 SPECDEC_CPU_OP(verify, VerifyParams)
 SPECDEC_CPU_OP(verify_layer, VerifyLayerParams)
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "specdec/acceptance_params.h"
+#include "specdec/attention_params.h"
 #include "specdec/dense_params.h"
 #include "specdec/layer_params.h"
 #include "specdec/params.h"
@@ -22,6 +23,7 @@ Status accept_greedy(const AcceptGreedyParams& p);
 Status accept_sampled(const AcceptSampledParams& p);
 Status sampling_probs(const SamplingProbsParams& p);
 Status draw_tokens(const DrawParams& p);
+Status tree_attention(const TreeAttentionParams& p);
 
 // "avx512", "avx2" or "portable": what the entry points run here. SPECDEC_CPU_ISA=avx2|portable in the
 // environment asks for a narrower one (the tests use it to run every build on one machine).

@@ -15,11 +15,9 @@ struct Buffer {
   ~Buffer() { std::free(data); }
 };
 
-thread_local Buffer buffer;
+thread_local Buffer of_thread, of_call;
 
-}  // namespace
-
-float* thread_scratch(size_t count) {
+float* at_least(Buffer& buffer, size_t count) {
   if (count > buffer.count) {
     std::free(buffer.data);
     const size_t bytes = (count * sizeof(float) + kLine - 1) / kLine * kLine;
@@ -29,5 +27,10 @@ float* thread_scratch(size_t count) {
   }
   return buffer.data;
 }
+
+}  // namespace
+
+float* thread_scratch(size_t count) { return at_least(of_thread, count); }
+float* call_scratch(size_t count) { return at_least(of_call, count); }
 
 }  // namespace specdec::cpu

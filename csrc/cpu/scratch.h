@@ -11,4 +11,7 @@ constexpr int64_t kLineFloats = 16;  // of a cache line
 // At least `count` floats, aligned to a cache line, contents undefined; valid until this thread's next call.
 float* thread_scratch(size_t count);
 
+// The same, apart from it: what the threads of a call share. The calling thread asks for it.
+float* call_scratch(size_t count);
+
 }  // namespace specdec::cpu

@@ -4,6 +4,7 @@
 
 #include "operands.h"
 #include "specdec/acceptance_params.h"
+#include "specdec/attention_params.h"
 #include "specdec/layer_params.h"
 
 // SPECDEC_NAMESPACE and SPECDEC_DISPATCH_KEY come from the build: `specdec` and CPU or CUDA, `specdec_simt`
@@ -32,5 +33,6 @@ Status run(const AcceptGreedyParams& p, const Operands& operands, NamedTensors o
 Status run(const AcceptSampledParams& p, const Operands& operands, NamedTensors outputs);
 Status run(const SamplingProbsParams& p, const Operands& operands, NamedTensors outputs);
 Status run(const DrawParams& p, const Operands& operands, NamedTensors outputs);
+Status run(const TreeAttentionParams& p, const Operands& operands, NamedTensors outputs);
 
 }  // namespace specdec::binding

@@ -21,5 +21,6 @@ Status run(const AcceptGreedyParams& p, const Operands&, NamedTensors) { return 
 Status run(const AcceptSampledParams& p, const Operands&, NamedTensors) { return cpu::accept_sampled(p); }
 Status run(const SamplingProbsParams& p, const Operands&, NamedTensors) { return cpu::sampling_probs(p); }
 Status run(const DrawParams& p, const Operands&, NamedTensors) { return cpu::draw_tokens(p); }
+Status run(const TreeAttentionParams& p, const Operands&, NamedTensors) { return cpu::tree_attention(p); }
 
 }  // namespace specdec::binding

@@ -60,4 +60,8 @@ STABLE_TORCH_LIBRARY(SPECDEC_NAMESPACE, m) {
   m.def(
       "draw_tokens(Tensor probs, int count, bool replacement, Tensor seeds, Tensor positions, "
       "Tensor nodes) -> Tensor");
+  m.def(
+      "tree_attention(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor cache_lengths, "
+      "Tensor? slots, Tensor? parents, Tensor? lengths, Tensor? prefix_k, Tensor? prefix_v, "
+      "Tensor? prefix_parents, float? scale) -> Tensor");
 }

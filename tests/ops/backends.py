@@ -22,7 +22,16 @@ from torch import Tensor
 
 from ops import sampling
 from specdec import ops
-from specdec.ops import Accepted, Factors, acceptance, convolution, layer, recurrence, reference
+from specdec.ops import (
+    Accepted,
+    Factors,
+    acceptance,
+    attention_reference,
+    convolution,
+    layer,
+    recurrence,
+    reference,
+)
 from specdec.ops._operator import operator
 
 T = TypeVar("T")
@@ -43,6 +52,7 @@ class Backend:
     accept_sampled: Callable[..., Accepted]
     sampling_probs: Callable[..., Tensor]
     draw_tokens: Callable[..., Tensor]
+    tree_attention: Callable[..., Tensor]
     strategies: tuple[str, ...]
     precisions: tuple[str, ...] = ()  # of solve and prefill, beside the default
     checks_values: bool = True  # does it refuse what only a look into the tensors shows?
@@ -79,6 +89,10 @@ def _reference_layer(mixed: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, 
     return out.to(mixed.dtype), factors
 
 
+def _reference_attention(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return attention_reference.tree_attention(q, *args, **kwargs, dtype=torch.float32).to(q.dtype)
+
+
 # The reference in float32 arithmetic against itself in float64: shows that the tolerances are honest.
 REFERENCE = Backend(
     name="reference",
@@ -92,6 +106,7 @@ REFERENCE = Backend(
     accept_sampled=sampling.accept_sampled,
     sampling_probs=sampling.sampling_probs,
     draw_tokens=sampling.draw_tokens,
+    tree_attention=_reference_attention,
     strategies=("serial",),
 )
 
@@ -107,6 +122,7 @@ CPU = Backend(
     accept_sampled=ops.accept_sampled,
     sampling_probs=ops.sampling_probs,
     draw_tokens=ops.draw_tokens,
+    tree_attention=ops.tree_attention,
     strategies=("serial", "hybrid", "solve"),
 )
 
@@ -226,5 +242,8 @@ COMPILED = [_param(b) for b in _ALL[1:]]  # the ones that promise bit-equality a
 PAIRS = [_param(b, s) for b in _ALL for s in b.strategies]
 EXACT_PAIRS = [_param(b, s) for b in _ALL[1:] for s in b.strategies if s in ("serial", "hybrid")]
 PRECISIONS = [_param(b, p) for b in _ALL for p in b.precisions]
+# tree_attention has no kernel of a GPU.
+ATTENTION = [_param(b) for b in (REFERENCE, CPU)]
+ATTENTION_COMPILED = [_param(CPU)]
 # The kernels of a GPU, which look at no values first.
 UNCHECKED = [_param(b) for b in _ALL if b not in (REFERENCE, CPU)]

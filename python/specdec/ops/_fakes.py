@@ -131,6 +131,11 @@ def _accept(logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return path, logits.new_empty((B,), dtype=torch.int32), logits.new_empty((B,), dtype=torch.int64)
 
 
+@_fake("tree_attention")
+def _tree_attention(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
 @_fake("sampling_probs")
 def _sampling_probs(logits: Tensor, *_: object) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.float32)

@@ -121,6 +121,8 @@ def _refuse_grad(names: list[str], arguments: tuple[Any, ...]) -> None:
 
 def _public(op: str, name: str) -> str:
     group, _, part = name.partition("_")
+    if op == "tree_attention":  # its prefix comes in arguments of its own
+        return name
     if group in ("pending", "prefix") and part != "mixed":  # an argument of its own
         return f"{group}.factors.{part}" if part in ("k", "u", "g") else f"{group}.{part}"
     if op == "commit":
