@@ -1,9 +1,11 @@
-"""Operators of the recurrences, of the short convolution, of the dense layers around them and of acceptance.
+"""Operators of the recurrences, of the short convolution, of attention, of the dense layers around them and
+of acceptance.
 
 Importing this package loads the operator library and registers the namespace `specdec` with torch. The raw
 operators are `torch.ops.specdec.*`. Every one has a twin in plain Python and float64: in
-`specdec.ops.reference` those of the recurrences and of the convolution, in `specdec.ops.dense` those of the
-dense layers (`linear_reference`, ...), in `specdec.acceptance` the rules and the processing of logits.
+`specdec.ops.reference` those of the recurrences and of the convolution, in `specdec.ops.attention_reference`
+that of attention, in `specdec.ops.dense` those of the dense layers (`linear_reference`, ...), in
+`specdec.acceptance` the rules and the processing of logits.
 
 The operators are for inference: none has a backward. An input that requires grad is an error in grad mode;
 call them under `torch.no_grad()` or `torch.inference_mode()`, or pass `.detach()`.

@@ -1,5 +1,5 @@
-"""Attention of a chain or a tree of new tokens to a key-value cache and to their own ancestors: a thin wrapper,
-every check of an argument is in C++.
+"""Attention of a chain or a tree of new tokens to a key-value cache and to their own ancestors: a thin
+wrapper, every check of an argument is in C++.
 
 Letters: B rows, N new nodes, NP prefix nodes, HQ query heads, HK key heads (HQ % HK == 0, query head h reads
 key head h // (HQ / HK)), D width of a head, S slots, Tmax tokens that a slot has room for.
