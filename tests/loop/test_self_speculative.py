@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loop.models import random_model
+from loop.models import FAMILIES
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
@@ -25,7 +25,7 @@ from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.methods.autoregressive import autoregressive
 from specdec.methods.self_speculative import self_speculative
-from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.base import SkippableLM
 from specdec.models.skipping import SkipSet
 
 PROMPTS = [[3, 5, 7], [8, 9, 8, 9, 8], [4], [11, 12, 13, 11, 12], [2, 2], [30, 31], [7, 6, 5, 4], [1, 9], [6]]
@@ -36,9 +36,9 @@ EXITS = {"adaptive": ADAPTIVE, "static": StaticThreshold(0.4), "fixed": FixedLen
 SHAPES = {"chain": (1,), "tree": (2, 2, 1), "pruned": TreeShape.pruned(3, 4.0)}
 
 
-@pytest.fixture(scope="module")
-def model() -> GatedDeltaNetForCausalLM:
-    return random_model(num_hidden_layers=4)
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> SkippableLM:
+    return FAMILIES[request.param](num_hidden_layers=4)
 
 
 def requests(sampling: SamplingParams | None = None, tokens: int = 26) -> list[Request]:
@@ -49,7 +49,7 @@ def requests(sampling: SamplingParams | None = None, tokens: int = 26) -> list[R
 
 
 @pytest.fixture(scope="module")
-def plain(model: GatedDeltaNetForCausalLM) -> list[list[int]]:
+def plain(model: SkippableLM) -> list[list[int]]:
     return [r.tokens for r in autoregressive(model, slots=4).run(requests())]
 
 
@@ -163,11 +163,11 @@ def test_a_reduced_vocabulary_drafts_its_own_tokens_alone(model, plain, slots):
     proposal = proposed(model, drafter, [5, 6, 7], DraftRequest(0, 9, 3))
     assert len(proposal.tree) == 9
     assert set(proposal.tree.tokens) <= set(vocabulary)
-    assert view.num_parameters == model.skipping(SOME).num_parameters - 31 * 64
+    assert view.num_parameters == model.skipping(SOME).num_parameters - 31 * model.config.hidden_size
 
 
 def proposed(
-    model: GatedDeltaNetForCausalLM, drafter: LayerSkipDrafter, text: list[int], request: DraftRequest
+    model: SkippableLM, drafter: LayerSkipDrafter, text: list[int], request: DraftRequest
 ) -> Proposal:
     """What is drafted after a text, of which the target has read all but the last token."""
     model.prefill([text[:-1]], cache=drafter.cache, slots=[request.slot])

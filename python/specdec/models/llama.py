@@ -25,6 +25,8 @@ from specdec.models.llama_config import LlamaConfig
 from specdec.models.positions import node_positions
 from specdec.models.prompts import padded_prompts
 from specdec.models.rope import Rotation
+from specdec.models.skip_file import check_vocabulary
+from specdec.models.skipping import SkipSet
 
 
 class LlamaForCausalLM:
@@ -40,6 +42,7 @@ class LlamaForCausalLM:
         config: as given.
         dtype: of the activations.
         source: the directory or file that the weights came from; None where they came from somewhere else.
+        vocabulary: int64 [V'] the tokens that the columns of its logits stand for, ascending; None: all.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class LlamaForCausalLM:
         ]
         self._spec = KVSpec(config.num_key_value_heads, config.head_dim)
         self._rotation = Rotation(config.rope, config.head_dim)
+        self._skips = SkipSet()
         self.source: Path | None = None
+        self.vocabulary: Tensor | None = None
 
     @classmethod
     def from_pretrained(cls, path: str | Path, *, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
@@ -89,9 +94,17 @@ class LlamaForCausalLM:
         return self._head
 
     @property
+    def num_layers(self) -> int:
+        """Blocks, each of attention and an MLP."""
+        return len(self._layers)
+
+    @property
     def num_parameters(self) -> int:
-        """Number of weights."""
-        return self.config.num_parameters
+        """Number of weights that a decode step reads, the embedding counted with a tied head."""
+        c, skips = self.config, self._skips
+        skipped = len(skips.mixers) * c.mixer_parameters + len(skips.mlps) * c.mlp_parameters
+        columns = c.vocab_size if self.vocabulary is None else len(self.vocabulary)
+        return c.num_parameters - skipped - (c.vocab_size - columns) * c.hidden_size
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -110,6 +123,20 @@ class LlamaForCausalLM:
         part._layers = self._layers[:count]
         part.source = None
         return part
+
+    def skipping(self, skips: SkipSet, vocabulary: Sequence[int] | None = None) -> LlamaForCausalLM:
+        """A view of this model that leaves sub-layers out; see `SkippableLM.skipping`."""
+        skips.check_layers(len(self._layers))
+        if self.vocabulary is not None:
+            raise ValueError("vocabulary: this view has one already, want a view of the whole model")
+        view = copy(self)
+        view._skips = skips
+        view.source = None
+        if vocabulary is not None:
+            check_vocabulary(vocabulary, self.vocab_size)
+            view.vocabulary = torch.tensor(list(vocabulary))
+            view._head = ops.pack_weight(self._head.unpack()[view.vocabulary])
+        return view
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: keys and values in the model's dtype."""
@@ -162,13 +189,13 @@ class LlamaForCausalLM:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
         cache.take_pending(slots)  # written by the cache: keys and values need nothing of a forward pass
-        nodes = tokens.shape[1]
+        nodes, skips = tokens.shape[1], self._skips
         rotation = self._rotation.at(
             node_positions(cache, slots, nodes, parents=parents, prefix=prefix)
         )  # [B, N, 2, D']
         made: list[KVEntries | None] = []
         for i, layer in enumerate(self._layers):
-            x, entries = layer.attend(
+            x, entries = layer.verify(
                 x,
                 cache=cache,
                 layer=i,
@@ -177,8 +204,9 @@ class LlamaForCausalLM:
                 lengths=lengths,
                 prefix=prefix,
                 rotation=rotation,
+                mixer=i not in skips.mixers,
+                mlp=i not in skips.mlps,
             )
-            x = layer.mlp(x)
             made.append(entries)
             if tap is not None:
                 tap.offer("hidden", i, x)

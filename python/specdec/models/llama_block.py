@@ -63,9 +63,9 @@ class LlamaBlock:
                 query, key, value, is_causal=True, scale=self._scale, enable_gqa=True
             )
             o[row, :length] = seen[0].transpose(0, 1)  # [H, T, D'] -> [T, H, D']
-        return self.mlp(self._joined(x, o)), KVEntries(k, v)
+        return self._mlp(self._joined(x, o)), KVEntries(k, v)
 
-    def attend(
+    def verify(
         self,
         x: Tensor,
         *,
@@ -76,8 +76,10 @@ class LlamaBlock:
         lengths: Tensor | None,
         prefix: Steps | None,
         rotation: Tensor,
-    ) -> tuple[Tensor, KVEntries]:
-        """The block's first half over chains or trees of tokens; the cache does not change.
+        mixer: bool = True,
+        mlp: bool = True,
+    ) -> tuple[Tensor, KVEntries | None]:
+        """Runs chains or trees of tokens over the cache, which does not change.
 
         Args:
             x: [B, N, D] residual stream.
@@ -85,10 +87,14 @@ class LlamaBlock:
             layer: this block's number in it.
             slots, parents, lengths, prefix: as for `CausalLM.forward`.
             rotation: float32 [B, N, 2, D'] of the nodes' positions.
+            mixer: False skips attention, which then leaves no keys and values.
+            mlp: False skips the MLP.
 
         Returns:
-            The residual stream after attention, [B, N, D], and the nodes' keys and values.
+            The residual stream after the block, [B, N, D], and the nodes' keys and values.
         """
+        if not mixer:
+            return (self._mlp(x) if mlp else x), None
         q, k, v = self._project(x, rotation)
         keys, values = cache.keys_values(layer)
         before = None if prefix is None else prefix.kv(layer)
@@ -107,10 +113,11 @@ class LlamaBlock:
             prefix_parents=None if prefix is None else prefix.parents,
             scale=self._scale,
         )
-        return self._joined(x, o), KVEntries(k, v)
+        x = self._joined(x, o)
+        return (self._mlp(x) if mlp else x), KVEntries(k, v)
 
-    def mlp(self, x: Tensor) -> Tensor:
-        """The block's second half: [B, N, D]."""
+    def _mlp(self, x: Tensor) -> Tensor:
+        """The MLP with its residual: [B, N, D]."""
         h = ops.rms_norm_linear(x, self._mlp_norm, self._eps, self._gate_up)
         return ops.swiglu_linear(h, self._down, residual=x)
 

@@ -121,14 +121,23 @@ class LlamaConfig:
         return self.num_key_value_heads * self.head_dim
 
     @property
+    def mixer_parameters(self) -> int:
+        """Numbers of a layer's attention, its norm counted in."""
+        hidden, qkv = self.hidden_size, self.query_dim + 2 * self.key_dim
+        return hidden * (qkv + self.query_dim + 1) + qkv * self.qkv_bias + hidden * self.output_bias
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Numbers of a layer's MLP, its norm counted in."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        return hidden * (3 * inner + 1) + (2 * inner + hidden) * self.mlp_bias
+
+    @property
     def num_parameters(self) -> int:
         """Numbers in the checkpoint, a tied head counted once."""
-        hidden, qkv = self.hidden_size, self.query_dim + 2 * self.key_dim
-        layer = hidden * (qkv + self.query_dim + 3 * self.intermediate_size + 2)
-        layer += qkv * self.qkv_bias + hidden * self.output_bias
-        layer += (2 * self.intermediate_size + hidden) * self.mlp_bias
-        embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + hidden
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        layer = self.mixer_parameters + self.mlp_parameters
+        return self.num_hidden_layers * layer + embeddings + self.hidden_size
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LlamaConfig:
