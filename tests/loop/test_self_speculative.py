@@ -5,6 +5,7 @@ its memory as it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -54,11 +55,11 @@ def plain(model: SkippableLM) -> list[list[int]]:
 
 
 def memory(cache: DecodingCache) -> list[Tensor]:
-    """Copies of every number that the cache holds."""
-    parts = [
+    """Every number that the cache holds, with what is pending, which goes on waiting."""
+    cache = deepcopy(cache)
+    return [
         tensor for slot in range(cache.slots) for layer in cache.snapshot(slot) for tensor in layer.values()
     ]
-    return [tensor.clone() for tensor in parts]
 
 
 class Watched(LayerSkipDrafter):
@@ -70,7 +71,6 @@ class Watched(LayerSkipDrafter):
         before = memory(self.cache)
         found = super().draft(rows)
         after = memory(self.cache)
-        assert not self.cache.has_pending
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         self.drafts += sum(len(p.tree) for p in found[0])
         return found
@@ -273,17 +273,27 @@ def test_drafting_stops_where_it_does_not_pay(model):
         assert 4 < len(drafting) < 8
 
 
-def test_a_view_commits_what_is_pending_and_folds_nothing_in_itself(model):
+def test_what_is_pending_is_committed_where_a_view_reads_and_waits_where_it_skips(model):
     cache, slots = model.new_cache(1), torch.zeros(1, dtype=torch.int32)
     model.prefill([[5, 6, 7]], cache=cache, slots=[0])
+    old = memory(cache)
     _, round = model.forward(torch.tensor([[8, 9]]), cache=cache, slots=slots)
-    other = model.new_cache(1)
-    model.prefill([[5, 6, 7]], cache=other, slots=[0])
+    other = deepcopy(cache)
     other.commit(round, None, torch.tensor([2], dtype=torch.int32))
+    new = memory(other)
     cache.defer(round, None, torch.tensor([2], dtype=torch.int32))
-    model.skipping(SOME).forward(torch.tensor([[3]]), cache=cache, slots=slots)
-    assert not cache.has_pending
-    assert all(torch.equal(a, b) for a, b in zip(memory(cache), memory(other), strict=True))
+    view = model.skipping(SOME)  # without the mixer of layer 1
+    logits, _ = view.forward(torch.tensor([[3]]), cache=cache, slots=slots)
+    for layer in range(4):
+        want = old if layer == 1 else new
+        assert torch.equal(cache.state[layer][0], want[2 * layer])
+        assert torch.equal(cache.conv[layer][0], want[2 * layer + 1])
+    assert torch.equal(logits, view.forward(torch.tensor([[3]]), cache=other, slots=slots)[0])
+    after = [
+        m.forward(torch.tensor([[3]]), cache=c, slots=slots)[0] for m, c in ((model, cache), (model, other))
+    ]
+    assert torch.equal(*after)
+    assert all(torch.equal(a, b) for a, b in zip(memory(cache), new, strict=True))
 
 
 def test_what_a_view_computes(model):

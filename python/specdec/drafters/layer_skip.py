@@ -122,8 +122,7 @@ class LayerSkipDrafter(ModelDrafter):
         state.unseen, state.committed = [tokens[-1]], []
 
     def draft(self, rows: Sequence[DraftRequest]) -> tuple[list[Proposal], float]:
-        """See `SteppingDrafter.draft`. First of all pending paths are committed: skipped layers would not."""
-        self._cache.flush()
+        """See `SteppingDrafter.draft`."""
         proposals, seconds = super().draft(rows)
         for row, proposal in zip(rows, proposals, strict=True):
             depth = 1 + max(proposal.tree.depths, default=-1)

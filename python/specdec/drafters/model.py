@@ -66,7 +66,9 @@ class ModelDrafter(SteppingDrafter):
         logits, round = self.model.forward(
             emitted.tokens, cache=self._cache, slots=emitted.slots, lengths=emitted.lengths
         )
-        return logits[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1], round  # [B, V]
+        if emitted.tokens.shape[1] == 1:
+            return logits[:, 0], round  # [B, V]
+        return logits[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1], round
 
     def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
         """One forward pass over the nodes before."""

@@ -114,7 +114,8 @@ class SkippableLM(CausalLM, Protocol):
 
         It reads this model's caches: layers have the numbers that they have here, and a skipped mixer leaves
         nothing in a `Round`, so what the view makes can be a prefix of its own next passes but is not for
-        committing. Prompts are read by all sub-layers: the view drafts from the memory of the whole model.
+        committing. What is pending in the layers that it reads is committed before it runs, and waits in the
+        others. Prompts are read by all sub-layers: the view drafts from the memory of the whole model.
 
         Args:
             skips: what is left out, of this model's layers.

@@ -63,6 +63,7 @@ class GatedDeltaNetForCausalLM:
         ]
         self._spec = layer_spec(config)
         self._skips = SkipSet()
+        self._reads: frozenset[int] | None = None  # layers whose memory a view reads; None: no view
         self.source: Path | None = None
         self.vocabulary: Tensor | None = None
 
@@ -134,6 +135,7 @@ class GatedDeltaNetForCausalLM:
             raise ValueError("vocabulary: this view has one already, want a view of the whole model")
         view = copy(self)
         view._skips = skips
+        view._reads = frozenset(range(len(self._layers))) - skips.mixers
         view.source = None
         if vocabulary is not None:
             check_vocabulary(vocabulary, self.vocab_size)
@@ -205,10 +207,11 @@ class GatedDeltaNetForCausalLM:
     ) -> tuple[Tensor, Round]:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
-        skips = self._skips
-        if skips.mixers:
-            cache.flush()  # a mixer that does not run folds nothing in
-        pending = cache.take_pending(slots)
+        skips, pending = self._skips, None
+        if self._reads is None:
+            pending = cache.take_pending(slots)
+        else:
+            cache.settle(self._reads)
         factors = []
         for i, layer in enumerate(self._layers):
             x, o, made = layer.verify(
