@@ -240,6 +240,26 @@ def test_sampled_command_compares_rules(tmp_path: Path) -> None:
     assert len(bold) == 2  # auto and traversal are one
 
 
+def test_self_speculative_is_measured_with_every_exit(tmp_path: Path) -> None:
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    args = ["bench", "--prompts", str(_prompt_file(tmp_path)), "--max-new-tokens", "12", "--repeats", "1"]
+    args += ["--methods", "specla,self-speculative", "--drafter", "ngram", "--max-draft", "3"]
+    args += ["--draft-exit", "adaptive,static:0.5,fixed", "--json", str(out), "--plot", str(plot)]
+    result = RUNNER.invoke(app, args)
+    assert result.exit_code == 0, result.output
+    rows = [r for r in json.loads(out.read_text())["rows"] if "kind" not in r]
+    assert [(r["method"], r["drafter"], r.get("draft_exit")) for r in rows] == [
+        ("autoregressive", None, None),
+        ("specla", "ngram", None),
+        ("self-speculative", "skip", "adaptive"),
+        ("self-speculative", "skip", "static:0.5"),
+        ("self-speculative", "skip", "fixed"),
+    ]
+    assert all(r["drafted"] > 0 for r in rows[2:])
+    assert contender_label(rows[3]) == "self-speculative, skip exit static:0.5"
+    assert plot.stat().st_size > 1000
+
+
 def test_a_lossy_rule_is_called_so_in_table_and_rows(tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.svg"
     args = ["bench", "--prompts", str(_prompt_file(tmp_path)), "--max-new-tokens", "6", "--repeats", "1"]

@@ -274,3 +274,19 @@ def test_sequences_share_the_time_of_a_call() -> None:
         worth.observe([(0, 0.4)] * 4, 0.001)
     assert worth.choose([0], 1000.0) == [False]
     assert worth.choose([0] * 4, 1000.0) == [True] * 4
+
+
+def test_whole_drafts_are_verified_as_they_are() -> None:
+    """Prices then say only whether to draft."""
+    costs = taught()
+    cut, whole = DraftBudget(16, costs=costs), DraftBudget(16, costs=costs, whole=True)
+    chances = [[0.6**n for n in range(1, 17)]]
+    assert 0 < cut.choose(chances) < 16
+    assert (whole.choose(chances), whole.for_loop(RoundCost()).choose(chances)) == (16, 16)
+    assert whole.prices(1).second > 0.0
+    kept, rejected = (whole.for_sequence(range(1, 9), 0.3) for _ in range(2))
+    for _ in range(200):
+        kept.observe(8, 5)
+        rejected.observe(8, 0)
+    assert (kept.depth(), rejected.depth()) == (8, 0)
+    assert 0 < cut.for_sequence(range(1, 9), 0.3).depth() < 8

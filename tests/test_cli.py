@@ -20,7 +20,9 @@ from specdec.cli.app import app
 from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models import load_model, load_tokenizer
-from specdec.models.checkpoint import load_config, resolve_model
+from specdec.models.checkpoint import load_config, resolve_model, weights_sha256
+from specdec.models.skip_file import SkipFile
+from specdec.models.skipping import SkipSet
 from specdec.models.tokenizer import Tokenizer
 
 RUNNER = CliRunner()
@@ -98,6 +100,29 @@ def test_every_method_and_drafter_writes_the_same_greedy_text() -> None:
             args = ["--max-new-tokens", "32", "--drafter", drafter, "--commit", commit]
             args += ["--oracle-p", "0.8"] if drafter == "oracle" else []
             assert _json(PROMPT, *args)["tokens"] == plain["tokens"], (drafter, commit)
+
+
+def test_self_speculative_writes_the_same_text(tmp_path: Path) -> None:
+    """With the set that comes with the model and with one of a file, whatever ends the drafts."""
+    command = [PROMPT, "--max-new-tokens", "32", "--method"]
+    plain = _json(*command, "autoregressive")
+    path = tmp_path / "skip.json"
+    digest = weights_sha256(resolve_model("gdn-code"))
+    SkipFile(SkipSet.of([3, 4], [4, 5]), "gdn-code", digest, 10, "elsewhere", "bfloat16").write(path)
+    for more in (
+        ["--draft-exit", "fixed", "--fixed-draft"],
+        ["--draft-exit", "adaptive"],
+        ["--skip", str(path)],
+    ):
+        record = _json(*command, "self-speculative", "--max-draft", "4", *more)
+        assert record["tokens"] == plain["tokens"]
+        assert record["stats"]["drafted"] > 0
+    result = RUNNER.invoke(app, ["generate", *command, "self-speculative", "--skip", str(path)])
+    assert "--skip: chosen on elsewhere in bfloat16, this is" in result.stderr
+    result = RUNNER.invoke(app, ["generate", *command, "self-speculative"])
+    assert "self-speculative, skip exit priced drafter, gdn-code" in result.stderr
+    sampled = _json(*command, "self-speculative", "--temperature", "0.8", "--seed", "5")
+    assert (sampled["acceptance"], sampled["lossless"]) == ("block", True)
 
 
 def test_a_single_token_needs_no_round() -> None:

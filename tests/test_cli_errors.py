@@ -21,6 +21,9 @@ def _error(*args: str) -> str:
     return lines[0]
 
 
+SELF = ["--method", "self-speculative"]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -91,6 +94,14 @@ def _error(*args: str) -> str:
             ["generate", "x", "--drafter", "ngram", "--draft-tree", "2,2"],
             ["--draft-tree: got 2,2, but only", "exit:N"],
         ),
+        (["generate", "x", "--skip", "f"], ["--skip: got f, but only the method self-speculative"]),
+        (["bench", "--draft-exit", "fixed"], ["--draft-exit: got fixed, but only"]),
+        (["generate", "x", *SELF, "--draft-exit", "late"], ["--draft-exit: got 'late', want priced"]),
+        (["generate", "x", *SELF, "--draft-exit", "static:7"], ["--draft-exit: got 'static:7'"]),
+        (["generate", "x", *SELF, "--drafter", "ngram"], ["--drafter: got 'ngram', but with self-spec"]),
+        (["generate", "x", *SELF, "--skip", "nowhere.json"], ["--skip: nowhere.json: cannot be read"]),
+        (["generate", "x", *SELF, "--skip", ""], ["--skip"]),
+        (["bench", "--methods", "self-speculative", "--draft-exit", ","], ["--draft-exit: got ','"]),
         (["generate", "x", "--draft-tree", "2;2"], ["--draft-tree: got '2;2', want auto or"]),
         (["generate", "x", "--drafter", "adapted:nowhere"], ["--drafter: nowhere", "config.json"]),
         (["generate", "x", "--oracle-p", "0.5"], ["--oracle-p: got 0.5, but only"]),

@@ -12,10 +12,21 @@ from tests.loop.models import random_model
 from tests.loop.recurrent import random_files
 
 from specdec.acceptance import SamplingParams
+from specdec.drafters.draft_exit import StaticThreshold
+from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.generation import Request
-from specdec.methods import METHODS, DrafterSpec, MethodOptions, build_drafter, default_drafter, get_method
+from specdec.methods import (
+    METHODS,
+    DrafterSpec,
+    MethodOptions,
+    build_drafter,
+    default_drafter,
+    get_method,
+    load_drafter_model,
+    load_skip_file,
+)
 from specdec.methods.autoregressive import autoregressive
 from specdec.methods.specla import specla
 from specdec.models import load_model
@@ -23,6 +34,8 @@ from specdec.models.base import CausalLM
 from specdec.models.checkpoint import resolve_model
 from specdec.models.drafter_checkpoint import save_drafter
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.skip_file import SkipFile
+from specdec.models.skipping import SkipSet
 
 PROMPTS = [[0, 5, 9, 5, 9, 5], [0, 7, 7, 3], [0, 11]]
 
@@ -216,3 +229,37 @@ def test_specla_needs_a_drafter_and_ngram_needs_nothing(model: CausalLM) -> None
         get_method("specla").build(model, None, MethodOptions())
     spec = DrafterSpec.parse("ngram")
     assert isinstance(build_drafter(spec, model, MethodOptions(), dtype=torch.float32), NGramDrafter)
+
+
+def test_self_speculative_by_its_parts(model: CausalLM, greedy: list[list[int]], tmp_path: Path) -> None:
+    """From a file, as the commands build it; of a model from no file any set of its size is taken."""
+    path = tmp_path / "skip.json"
+    file = SkipFile(SkipSet.of([1], [0]), "random", "0" * 64, 2, "any", "float32", tuple(range(1, 61)))
+    file.write(path)
+    spec = DrafterSpec.skipping(str(path), exit="static:0.2", tree="2,1")
+    options = MethodOptions(slots=2, max_draft=6, adaptive=False)
+    drafter = build_drafter(spec, model, options, dtype=torch.float32)
+    assert isinstance(drafter, LayerSkipDrafter)
+    assert (drafter.exit, drafter.shape.branching) == (StaticThreshold(0.2), (2, 1))
+    loop = get_method("self-speculative").build(model, drafter, options)
+    assert [r.tokens for r in loop.run(_requests(24))] == greedy
+    assert 0 < loop.statistics.accepted < loop.statistics.drafted
+    assert (spec.label, spec.decided_by("auto")) == (f"skip:{path} tree 2,1 exit static:0.2", "traversal")
+    for method in ("specla", "autoregressive"):
+        assert not METHODS[method].skips
+    with pytest.raises(ValueError, match="drafter: got ngram, want the target itself"):
+        get_method("self-speculative").build(model, NGramDrafter(), options)
+
+
+def test_sets_of_other_models_are_refused(model: CausalLM, tmp_path: Path) -> None:
+    spec = DrafterSpec.skipping(None, exit="fixed")
+    with pytest.raises(ValueError, match="skip: no set comes with this model"):
+        load_drafter_model(spec, model, dtype=torch.float32)
+    path = tmp_path / "skip.json"
+    SkipFile(SkipSet.of([1], [0]), "other", "0" * 64, 10, "any", "float32").write(path)
+    spec = DrafterSpec.skipping(str(path), exit="fixed")
+    for target in (model, load_model("gdn-code")):
+        with pytest.raises(ValueError, match="skip: chosen for other with 10 layers"):
+            load_drafter_model(spec, target, dtype=torch.float32)
+    shipped = load_skip_file(DrafterSpec.skipping(None, exit="fixed"), load_model("gdn-code"))
+    assert len(shipped.skips) > 0

@@ -59,16 +59,24 @@ class SequenceBudget:
         sizes: draft tokens of a proposal that is 1, 2, ... tokens deep.
         step_cost: cost of drafting one level, as a part of a decode step of the target.
         adaptive: False always drafts as deep as `sizes` goes.
+        whole: drafts as deep as `sizes` goes where any depth pays: the drafter says itself where to end.
         explore_every: after this many rounds without drafts, draft once to see whether it pays again. Doubled
             while it does not, so exploring costs less and less.
     """
 
     def __init__(
-        self, sizes: Sequence[int], step_cost: float, *, adaptive: bool = True, explore_every: int = 32
+        self,
+        sizes: Sequence[int],
+        step_cost: float,
+        *,
+        adaptive: bool = True,
+        whole: bool = False,
+        explore_every: int = 32,
     ) -> None:
         self._sizes = sizes
         self._step_cost = step_cost
         self._adaptive = adaptive
+        self._whole = whole
         self._acceptance = RunningRatio(*ACCEPTANCE)
         self._exploration = Exploration(explore_every)
 
@@ -84,7 +92,9 @@ class SequenceBudget:
             return expected_tokens(chance, n) / (1.0 + NODE_COST * nodes + self._step_cost * n)
 
         best = _best(rate, most)
-        return min(2, most) if self._exploration.due(best > 0) else best
+        if self._exploration.due(best > 0):
+            return min(2, most)
+        return most if best and self._whole else best
 
     def nodes(self, depth: int) -> int:
         """Most draft tokens of a proposal of this depth."""
@@ -111,6 +121,8 @@ class DraftBudget:
         max_draft: most draft tokens a sequence may get in one round.
         adaptive: False always grants `max_draft` (for studies of a fixed length).
         costs: what rounds cost; None: a loop takes what was learned about its model.
+        whole: verify what is proposed as it is, of a drafter that says itself where a draft ends. Prices then
+            say only whether to draft at all.
 
     Raises:
         ValueError: a number is no integer or out of its range.
@@ -122,10 +134,12 @@ class DraftBudget:
         *,
         adaptive: bool = True,
         costs: RoundCost | None = None,
+        whole: bool = False,
     ) -> None:
         check_integer("max_draft", max_draft, 0)
         self.max_draft = max_draft
         self.adaptive = adaptive
+        self.whole = whole
         self.costs = RoundCost() if costs is None else costs
         self._given = costs
         self.acceptance = RunningRatio(*ACCEPTANCE)
@@ -136,11 +150,11 @@ class DraftBudget:
         given none: loops of different models may be made with one.
         """
         given = costs if self._given is None else self._given
-        return DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given)
+        return DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
-        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive)
+        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, whole=self.whole)
 
     def prices(self, rows: int) -> Prices:
         """What drafts must bring in a round of `rows` sequences."""
@@ -166,7 +180,7 @@ class DraftBudget:
         """
         longest = max(map(len, chances), default=0)
         most = min(self.max_draft, longest)
-        if not self.adaptive or most == 0:
+        if not self.adaptive or self.whole or most == 0:
             return most
         rows = len(chances) if rows is None else rows
         rate, seconds = self.rate(rows), self._seconds(rows, 1 + most)

@@ -60,11 +60,13 @@ class Loop:
             `specdec.acceptance.RULES`: "auto" takes the exact one that accepts most; "typical" (or `Typical`
             with thresholds) is lossy.
         observer: called after every round.
+        cache: the model's memory, with as many slots, for a drafter that reads it too; None: a new one.
 
     Raises:
         TypeError: `model`, `drafter`, `budget` or `observer` is something else: a name, a class instead of an
             instance, or a drafter that lacks a member of `Drafter`.
-        ValueError: `commit` is neither of the two, or there is no such rule of acceptance.
+        ValueError: `commit` is neither of the two, there is no such rule of acceptance, or `cache` does not
+            have `slots` slots.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Loop:
         budget: DraftBudget | None = None,
         acceptance: str | Typical = "auto",
         observer: RoundObserver | None = None,
+        cache: DecodingCache | None = None,
     ) -> None:
         if commit not in ("deferred", "eager"):
             raise ValueError(f"commit: got {commit!r}, want 'deferred' or 'eager'")
@@ -94,12 +97,14 @@ class Loop:
             )
         if observer is not None and (isinstance(observer, type) or not hasattr(observer, "after_round")):
             raise TypeError(f"observer: got {shown(observer)}, want a RoundObserver, or None")
+        if cache is not None and cache.slots != slots:
+            raise ValueError(f"cache: got one of {cache.slots} slots, want {slots}")
         self.model = model
         self.drafter = drafter
         self._deferred = commit == "deferred"
         self.budget = (budget or DraftBudget()).for_loop(costs_of(model, deferred=self._deferred))
         self.statistics = Statistics()
-        self.cache = model.new_cache(slots)
+        self.cache = model.new_cache(slots) if cache is None else cache
         self.acceptance = rule
         self._observer = observer
         self._free = list(range(slots))[::-1]  # the lowest is taken first

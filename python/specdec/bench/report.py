@@ -15,13 +15,15 @@ from specdec.bench.harness import Row
 
 
 def drafter_label(row: Row) -> str:
-    """A row's drafter; an oracle with its p, a tree with its shape."""
+    """A row's drafter; an oracle with its p, a tree with its shape, and when drafts end."""
     drafter = row["drafter"]
     if drafter is None:
         return ""
     if "oracle_p" in row:
         return f"{drafter} p={row['oracle_p']:g}"
-    return f"{drafter} tree {row['draft_tree']}" if "draft_tree" in row else str(drafter)
+    parts = [str(drafter)]
+    parts += [f"{name} {row[f'draft_{name}']}" for name in ("tree", "exit") if f"draft_{name}" in row]
+    return " ".join(parts)
 
 
 def contender_label(row: Row) -> str:

@@ -9,7 +9,7 @@ that was freed or moved in the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -118,6 +118,26 @@ class DecodingCache:
         pending, self._pending = self._pending, None
         if pending is not None:
             self._commit(pending)
+
+    def settle(self, layers: Collection[int]) -> None:
+        """Commits what is pending in these layers; recurrent layers that are not among them go on waiting."""
+        pending = self._pending
+        if pending is None:
+            return
+        if self._pools:  # keys and values of all layers are written at once
+            self.flush()
+            return
+        now, later = (
+            tuple(
+                [
+                    entries if (i in layers) == ready else None
+                    for i, entries in enumerate(pending.round.layers)
+                ]
+            )
+            for ready in (True, False)
+        )
+        self._commit(pending._replace(round=pending.round._replace(layers=now)))
+        self._pending = pending._replace(round=pending.round._replace(layers=later))
 
     def commit(self, round: Round, path: Tensor | None, path_lengths: Tensor) -> None:
         """Adds an accepted path to the memory now.

@@ -11,7 +11,7 @@ import typer
 from specdec import __version__
 from specdec._rules import RULES
 from specdec.cli.errors import CommandGroup
-from specdec.methods import DEFAULT_DRAFTER, DRAFTERS, METHODS
+from specdec.methods import DEFAULT_DRAFTER, DRAFT_EXIT, DRAFTERS, METHODS
 from specdec.training import defaults
 
 app = typer.Typer(
@@ -70,12 +70,24 @@ Acceptance = Annotated[
 DraftTree = Annotated[
     str | None,
     typer.Option(
-        help="Children of each node by depth in what adapted, model: and exit: draft, such as 2,2,1; the "
-        "last goes on for as long as --max-draft lasts; 1: chains; auto: the likeliest tokens, pruned by "
-        "their chances. Default: auto for adapted, else 1.",
+        help="Children of each node by depth in what adapted, model:, exit: and self-speculative draft, such "
+        "as 2,2,1; the last goes on for as long as --max-draft lasts; 1: chains; auto: the likeliest tokens, "
+        "pruned by their chances. Default: auto for adapted, else 1.",
         show_default=False,
     ),
 ]
+Skip = Annotated[
+    Path | None,
+    typer.Option(
+        help="For self-speculative: the file that says which sub-layers drafts leave out. Default: the set "
+        "that comes with the model.",
+        show_default=False,
+    ),
+]
+_EXITS = (
+    "priced: where going on would not be worth its time; adaptive: below a token less likely than a "
+    "threshold that follows what is accepted; static:T: below one less likely than T; fixed: at --max-draft"
+)
 FixedDraft = Annotated[
     bool,
     typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),
@@ -166,6 +178,13 @@ def generate(
     oracle_p: OracleP = 1.0,
     draft_tree: DraftTree = None,
     fixed_draft: FixedDraft = False,
+    skip: Skip = None,
+    draft_exit: Annotated[
+        str | None,
+        typer.Option(
+            help=f"When drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.", show_default=False
+        ),
+    ] = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -207,6 +226,8 @@ def generate(
         oracle_p=oracle_p,
         draft_tree=draft_tree,
         fixed_draft=fixed_draft,
+        skip=skip,
+        draft_exit=draft_exit,
         compare=compare,
         json=json,
         stream=stream,
@@ -254,6 +275,14 @@ def bench(
     dtype: DtypeOption = Dtype.float32,
     max_draft: MaxDraft = 16,
     fixed_draft: FixedDraft = False,
+    skip: Skip = None,
+    draft_exit: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Comma-separated; when drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.",
+            show_default=False,
+        ),
+    ] = None,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -321,6 +350,8 @@ def bench(
         dtype=dtype.value,
         max_draft=max_draft,
         fixed_draft=fixed_draft,
+        skip=skip,
+        draft_exit=draft_exit,
         commit=commit.value,
         json=json,
         plot=plot,

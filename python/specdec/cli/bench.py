@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -18,7 +18,7 @@ from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
-from specdec.cli.drafting import check_drafting, check_useful
+from specdec.cli.drafting import check_drafting, check_useful, note_other_machine, skip_spec
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
 from specdec.cli.values import open_for_writing, split_list
@@ -51,6 +51,8 @@ class Options:
     dtype: str
     max_draft: int
     fixed_draft: bool
+    skip: Path | None
+    draft_exit: str | None
     commit: str
     json: Path | None
     plot: Path | None
@@ -66,8 +68,10 @@ def run(options: Options) -> int:
             DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
             for name in split_list(given, "--drafter")
         ]
+        skipping = [skip_spec(options.skip, exit, options.draft_tree) for exit in _exits(options.draft_exit)]
         rules = split_list(options.acceptance, "--acceptance")
-        for spec in drafters:
+        specs = {name: _specs_of(name, drafters, skipping) for name in methods}
+        for spec in dict.fromkeys([*drafters, *(spec for found in specs.values() for spec in found)]):
             for rule in rules:
                 spec.check_acceptance(rule)
         check_integer("max_new_tokens", options.max_new_tokens, 2)
@@ -79,14 +83,20 @@ def run(options: Options) -> int:
         raise as_option(error) from None
     if REFERENCE in methods and not sampling.greedy:
         raise ValueError("--temperature: the method reference decodes greedily, want 0")
-    drafting = drafters if any(name in METHODS and METHODS[name].drafts for name in methods) else []
     check_useful(
-        drafting, sampling, rules, options.draft_tree, options.oracle_p, fixed_draft=options.fixed_draft
+        [spec for found in specs.values() for spec in found],
+        sampling,
+        rules,
+        options.draft_tree,
+        options.oracle_p,
+        fixed_draft=options.fixed_draft,
+        skip=options.skip,
+        draft_exit=options.draft_exit,
     )
     _check_outputs(options)
 
     tokenizer = load_tokenizer(options.model)
-    contenders = _Contenders(methods, drafters, rules, options, sampling)
+    contenders = _Contenders(specs, rules, options, sampling)
     units = {batch: _units(prompts, batch, tokenizer) for batch in batches}
 
     console = Console(highlight=False)
@@ -142,6 +152,21 @@ def _methods(text: str) -> list[str]:
     return [BASELINE, *(n for n in names if n != BASELINE)]
 
 
+def _exits(text: str | None) -> Sequence[str | None]:
+    """What `--draft-exit` lists; [None] where it was not given."""
+    return [None] if text is None else split_list(text, "--draft-exit")
+
+
+def _specs_of(
+    method: str, drafters: Sequence[DrafterSpec], skipping: Sequence[DrafterSpec]
+) -> Sequence[DrafterSpec]:
+    """The drafters that a method is measured with; none where it takes none."""
+    known = METHODS.get(method)
+    if known is None or not known.drafts:
+        return ()
+    return skipping if known.skips else drafters
+
+
 def _batches(text: str) -> list[int]:
     entries = split_list(text, "--batch")
     if not all(e.isdecimal() and 1 <= int(e) <= 1024 for e in entries):
@@ -176,8 +201,7 @@ class _Contenders:
 
     def __init__(
         self,
-        methods: Sequence[str],
-        drafters: Sequence[DrafterSpec],
+        specs: Mapping[str, Sequence[DrafterSpec]],
         rules: Sequence[str],
         options: Options,
         sampling: SamplingParams,
@@ -186,10 +210,9 @@ class _Contenders:
         self._sampling = sampling
         self._dtype: torch.dtype = getattr(torch, options.dtype)
         self._entries: list[tuple[str, DrafterSpec | None, str]] = []
-        for name in methods:
-            if name not in METHODS or not METHODS[name].drafts:
+        for name, drafters in specs.items():
+            if not drafters:
                 self._entries.append((name, None, "auto"))
-                continue
             for spec in drafters:
                 # Rules that come to the same are measured once.
                 used = {spec.decided_by(rule): rule for rule in reversed(rules)}
@@ -199,10 +222,11 @@ class _Contenders:
         for spec in {spec for _, spec, _ in self._entries if spec is not None and spec.has_model}:
             try:
                 self._drafter_models[spec] = load_drafter_model(spec, self._model, dtype=self._dtype)
+                note_other_machine(spec, self._model, options.dtype)
             except ValueError as error:
                 raise as_option(error) from None
         self._reference = None
-        if REFERENCE in methods:
+        if REFERENCE in specs:
             self._reference = ReferenceGatedDeltaNet.from_directory(options.model, self._dtype)
 
     @property

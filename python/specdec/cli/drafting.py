@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from specdec._checks import check_integer, check_number
 from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance.params import SamplingParams
-from specdec.methods import DrafterSpec
+from specdec.bench.machine import cpu_model
+from specdec.cli.errors import note
+from specdec.methods import DRAFT_EXIT, DrafterSpec, load_skip_file
+from specdec.models.base import CausalLM
 
 
 def check_drafting(max_draft: int, oracle_p: float) -> None:
@@ -28,6 +32,8 @@ def check_useful(
     oracle_p: float,
     *,
     fixed_draft: bool,
+    skip: Path | None,
+    draft_exit: str | None,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
 
@@ -38,19 +44,46 @@ def check_useful(
         draft_tree: `--draft-tree`, None where it was not given.
         oracle_p: `--oracle-p`.
         fixed_draft: `--fixed-draft`.
+        skip: `--skip`, None where it was not given.
+        draft_exit: `--draft-exit`, likewise.
 
     Raises:
         ValueError: naming the option.
     """
+    for name, given in (("--skip", skip), ("--draft-exit", draft_exit)):
+        if given is not None and not any(spec.kind == "skip" for spec in drafters):
+            raise ValueError(f"{name}: got {given}, but only the method self-speculative takes it")
     if list(rules) != ["auto"] and not drafters:
         raise ValueError(f"--acceptance: got {','.join(rules)}, but no method here drafts anything")
     if list(rules) != ["auto"] and sampling.greedy:
         raise ValueError("--acceptance: at temperature 0 no rule is at work, want a --temperature above 0")
     if draft_tree is not None and not any(spec.has_model for spec in drafters):
         raise ValueError(
-            f"--draft-tree: got {draft_tree}, but only the drafters adapted, model:DIR and exit:N take it"
+            f"--draft-tree: got {draft_tree}, but only the drafters adapted, model:DIR and exit:N and the "
+            "method self-speculative take it"
         )
     if oracle_p != 1.0 and not any(spec.kind == "oracle" for spec in drafters):
         raise ValueError(f"--oracle-p: got {oracle_p:g}, but only the drafter oracle takes it")
     if fixed_draft and not drafters:
         raise ValueError("--fixed-draft: no method here drafts anything")
+
+
+def skip_spec(skip: Path | None, draft_exit: str | None, draft_tree: str | None) -> DrafterSpec:
+    """The drafter of the method self-speculative, from `--skip`, `--draft-exit` and `--draft-tree`, each None
+    where it was not given.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    file = None if skip is None else str(skip)
+    return DrafterSpec.skipping(file, exit=DRAFT_EXIT if draft_exit is None else draft_exit, tree=draft_tree)
+
+
+def note_other_machine(spec: DrafterSpec, model: CausalLM, dtype: str) -> None:
+    """Says so on stderr where the set of `--skip` was chosen on another device or for another dtype."""
+    if spec.kind != "skip" or not spec.model:
+        return
+    file = load_skip_file(spec, model)
+    device = cpu_model()
+    if (file.device, file.dtype) != (device, dtype):
+        note(f"--skip: chosen on {file.device} in {file.dtype}, this is {device} in {dtype}")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Literal, TextIO, cast
 
@@ -18,7 +19,7 @@ from specdec._checks import check_integer
 from specdec._rules import is_lossless
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.rules import check_rule
-from specdec.cli.drafting import check_drafting, check_useful
+from specdec.cli.drafting import check_drafting, check_useful, note_other_machine, skip_spec
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import Chance, Comparison, print_panel
 from specdec.cli.text import TextWriter
@@ -66,6 +67,8 @@ class Options:
     oracle_p: float
     draft_tree: str | None
     fixed_draft: bool
+    skip: Path | None
+    draft_exit: str | None
     compare: bool
     json: bool
     stream: bool
@@ -168,15 +171,21 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         )
         check_rule(options.acceptance)
         spec = None
-        if method.drafts:
+        if method.skips:
+            if options.drafter is not None:
+                raise ValueError(
+                    f"drafter: got {options.drafter!r}, but with {options.method} the target itself drafts"
+                )
+            spec = skip_spec(options.skip, options.draft_exit, options.draft_tree)
+        elif method.drafts:
             name = default_drafter(options.model) if options.drafter is None else options.drafter
             spec = DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
-            if not sampling.greedy:
-                spec.check_acceptance(options.acceptance)
         elif options.drafter is not None:
             raise ValueError(
                 f"drafter: got {options.drafter!r}, but the method {options.method} drafts nothing"
             )
+        if spec is not None and not sampling.greedy:
+            spec.check_acceptance(options.acceptance)
     except ValueError as error:
         raise as_option(error) from None
     check_useful(
@@ -186,6 +195,8 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         options.draft_tree,
         options.oracle_p,
         fixed_draft=options.fixed_draft,
+        skip=options.skip,
+        draft_exit=options.draft_exit,
     )
     if options.logprobs is not None and not options.json:
         raise ValueError("--logprobs: they are part of the JSON, want --json as well")
@@ -271,6 +282,7 @@ def _loop(
             drafter = build_drafter(
                 spec, model, settings, dtype=getattr(torch, options.dtype), continuations=continuations
             )
+            note_other_machine(spec, model, options.dtype)
         except ValueError as error:
             raise as_option(error) from None
     return method.build(model, drafter, settings)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.cache import Round
+from specdec.cache import DecodingCache, Round
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stepping import DraftedNodes, EmittedTokens, SteppingDrafter
 from specdec.models.base import CausalLM
@@ -24,6 +26,8 @@ class ModelDrafter(SteppingDrafter):
             (1,) drafts chains. Or a `TreeShape`, such as `TreeShape.pruned()`.
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
+        vocabulary: [V'] the tokens that the columns of the model's logits stand for, ascending; None: all.
+        cache: what it steps over; None: an own one.
 
     Raises:
         ValueError: `branching` is no such list.
@@ -39,8 +43,18 @@ class ModelDrafter(SteppingDrafter):
         branching: Sequence[int] | TreeShape = (1,),
         replacement: bool = False,
         draw: bool = True,
+        vocabulary: NDArray[np.integer] | None = None,
+        cache: DecodingCache | None = None,
     ) -> None:
-        super().__init__(model, slots=slots, branching=branching, replacement=replacement, draw=draw)
+        super().__init__(
+            model,
+            slots=slots,
+            branching=branching,
+            replacement=replacement,
+            draw=draw,
+            vocabulary=vocabulary,
+            cache=cache,
+        )
         self.model = model
 
     def run_prompt(self, slot: int, prompt: Sequence[int], features: Tensor | None) -> None:
@@ -52,7 +66,9 @@ class ModelDrafter(SteppingDrafter):
         logits, round = self.model.forward(
             emitted.tokens, cache=self._cache, slots=emitted.slots, lengths=emitted.lengths
         )
-        return logits[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1], round  # [B, V]
+        if emitted.tokens.shape[1] == 1:
+            return logits[:, 0], round  # [B, V]
+        return logits[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1], round
 
     def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
         """One forward pass over the nodes before."""

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec._host import MAX_SERIAL_NODES
-from specdec.cache import Round, Steps, path_tensor
+from specdec.cache import DecodingCache, Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import Calibration, outcomes
-from specdec.drafters.draws import draw_children
+from specdec.drafters.draws import Children, Parent, draw_children
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
@@ -116,6 +116,7 @@ class SteppingDrafter(ABC):
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
         vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
+        cache: what it steps over; None: an own one.
 
     Raises:
         ValueError: `branching` is no such list, or `slots` no number from 1 on.
@@ -136,12 +137,13 @@ class SteppingDrafter(ABC):
         replacement: bool = False,
         draw: bool = True,
         vocabulary: NDArray[np.integer] | None = None,
+        cache: DecodingCache | None = None,
     ) -> None:
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
         self.calibration = {True: Calibration(), False: Calibration()}  # by whether a request is greedy
-        self._cache = model.new_cache(slots)
+        self._cache = model.new_cache(slots) if cache is None else cache
         self._vocab_size = model.vocab_size
         self._num_parameters = model.num_parameters
         self._ends = model.eos_token_ids
@@ -243,7 +245,7 @@ class SteppingDrafter(ABC):
         by_slot = dict(zip([r.slot for r in rows], proposals, strict=True))
         priced = [r for r in rows if r.prices.second > 0.0]
         if priced:
-            gains = [(0, by_slot[r.slot].gain(r.prices.node)) for r in priced]
+            gains = [(0, self._gain(by_slot[r.slot], r.prices.node)) for r in priced]
             self._worth.observe(gains, seconds)
         return [by_slot.get(r.slot) or Proposal.empty() for r in requests]
 
@@ -258,6 +260,10 @@ class SteppingDrafter(ABC):
         self._catch_up(rows)
         start = perf_counter()
         return self._draft(rows), perf_counter() - start
+
+    def _gain(self, proposal: Proposal, price: float) -> float:
+        """Tokens that a proposal is expected to bring above a price a node."""
+        return proposal.gain(price)
 
     def _draws_for(self, request: DraftRequest) -> bool:
         return self.draws and not request.sampling.greedy
@@ -352,14 +358,7 @@ class SteppingDrafter(ABC):
                 logits = self._step(trees, wanted, states)  # [R, V'], R parents of all rows
             parents = [tree.asked(nodes) for tree, nodes in zip(trees, wanted, strict=True)]
             flat = [p for asked in parents for p in asked]
-            children = draw_children(
-                logits,
-                flat,
-                replacement=self.replacement,
-                draw=self.draws,
-                vocabulary=self._vocabulary,
-                vocab_size=self._vocab_size,
-            )
+            children = self._children(logits, flat)
             found = zip(children.tokens, children.probabilities, children.rows, strict=True)
             for tree, asked in zip(trees, parents, strict=True):
                 chance = _as_said if tree.drawn else self.calibration[tree.request.sampling.greedy]
@@ -374,6 +373,17 @@ class SteppingDrafter(ABC):
                 count += len(children.probs)
         every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
         return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
+
+    def _children(self, logits: Tensor, parents: Sequence[Parent]) -> Children:
+        """Children of each parent, from `logits` [R, V'] after them, which may be written to."""
+        return draw_children(
+            logits,
+            parents,
+            replacement=self.replacement,
+            draw=self.draws,
+            vocabulary=self._vocabulary,
+            vocab_size=self._vocab_size,
+        )
 
     def _paying(self, trees: Sequence[GrowingTree], seconds: float) -> list[list[int]]:
         """The nodes of each tree to expand in the next level, where this one took `seconds`: the pass and the

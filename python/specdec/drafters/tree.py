@@ -13,7 +13,7 @@ size among all that could have been drafted (for a pruned shape whose levels wer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -75,6 +75,7 @@ class GrowingTree:
         said: [1 + n] the drafter's (probability of the node among its siblings, rank).
         run: nodes that the drafter has run, node 0 left out.
         drawn: as given.
+        level: nodes of the last level, as they were grown.
         depth: levels so far. A fixed tree gets no deeper than its shape is without end tokens, so that no
             level is wider than that of the largest request.
     """
@@ -91,7 +92,8 @@ class GrowingTree:
         self.drawn = drawn
         self.depth = 0
         self._rows = [-1]
-        self._level = [0]  # nodes of the last level
+        self.level = [0]
+        self._closed: set[int] = set()
         self._deepest = request.max_depth
         if shape.tau is None:
             self._deepest = min(self._deepest, len(shape.levels(request.max_nodes)))
@@ -132,11 +134,11 @@ class GrowingTree:
 
     def expandable(self) -> list[int]:
         """Nodes of the last level that may get children, best first."""
-        request, level = self.request, self._level
+        request, level = self.request, self.level
         if self.depth >= self._deepest:
             return []
-        ends, tokens = self._ends, self.tokens
-        open_nodes = [node for node in level if tokens[node] not in ends]
+        ends, tokens, closed = self._ends, self.tokens, self._closed
+        open_nodes = [node for node in level if tokens[node] not in ends and node not in closed]
         chances = self.chances
         if self._shape.tau is None:
             left = request.max_nodes - self.drafts
@@ -151,6 +153,10 @@ class GrowingTree:
         good = [node for node in open_nodes if chances[node] >= floor]
         good.sort(key=lambda node: -chances[node])
         return good[: max(room, 0)]
+
+    def close(self, nodes: Iterable[int]) -> None:
+        """Nothing more is drafted below these nodes."""
+        self._closed.update(nodes)
 
     @property
     def floor(self) -> float:
@@ -192,7 +198,7 @@ class GrowingTree:
 
     def next_level(self) -> None:
         """Begins a level, to which `grow` adds."""
-        self._level = []
+        self.level = []
         self.depth += 1
 
     def grow(
@@ -214,7 +220,7 @@ class GrowingTree:
         """
         above = self.chances[parent]
         for rank, (token, probability) in enumerate(zip(tokens, probabilities, strict=True)):
-            self._level.append(len(self.tokens))
+            self.level.append(len(self.tokens))
             self.tokens.append(token)
             self.parents.append(parent)
             self.chances.append(above * chance(probability, rank))

@@ -6,8 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from specdec.methods.building import build_drafter, load_drafter_model
-from specdec.methods.spec import DEFAULT_DRAFTER, DRAFTERS, DrafterSpec, choices, default_drafter
+from specdec.methods.building import build_drafter, load_drafter_model, load_skip_file
+from specdec.methods.spec import (
+    DEFAULT_DRAFTER,
+    DRAFT_EXIT,
+    DRAFTERS,
+    DrafterSpec,
+    choices,
+    default_drafter,
+)
 
 if TYPE_CHECKING:
     from specdec.drafters.base import Drafter
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_DRAFTER",
     "DRAFTERS",
+    "DRAFT_EXIT",
     "METHODS",
     "DrafterSpec",
     "Method",
@@ -27,6 +35,7 @@ __all__ = [
     "default_drafter",
     "get_method",
     "load_drafter_model",
+    "load_skip_file",
 ]
 
 
@@ -57,11 +66,13 @@ class Method:
         description: one line for help texts and errors.
         drafts: whether it takes a drafter.
         build: (model, drafter, options) -> a loop; the drafter is None exactly where `drafts` is False.
+        skips: whether its drafter is always `DrafterSpec.skipping`.
     """
 
     description: str
     drafts: bool
     build: Callable[[CausalLM, Drafter | None, MethodOptions], Loop]
+    skips: bool = False
 
 
 def _autoregressive(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
@@ -86,9 +97,31 @@ def _specla(model: CausalLM, drafter: Drafter | None, options: MethodOptions) ->
     )
 
 
+def _self_speculative(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
+    from specdec.drafters.layer_skip import LayerSkipDrafter
+    from specdec.methods.self_speculative import loop_of
+
+    if not isinstance(drafter, LayerSkipDrafter):
+        raise ValueError(
+            f"drafter: got {getattr(drafter, 'name', None)}, want the target itself without some of its "
+            "sub-layers for the method self-speculative"
+        )
+    return loop_of(
+        model,
+        drafter,
+        commit=options.commit,
+        max_draft=options.max_draft,
+        adaptive=options.adaptive,
+        acceptance=options.acceptance,
+    )
+
+
 METHODS: Mapping[str, Method] = {
     "autoregressive": Method("one token a round, the baseline", False, _autoregressive),
     "specla": Method("drafts verified over the frozen state, accepted paths folded in late", True, _specla),
+    "self-speculative": Method(
+        "the target itself drafts, some of its sub-layers skipped", True, _self_speculative, skips=True
+    ),
 }
 
 

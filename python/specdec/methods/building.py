@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from specdec._rules import RULES
 from specdec.methods.spec import DEFAULT_DRAFTER, DrafterSpec
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from specdec.drafters.base import Drafter
     from specdec.methods import MethodOptions
-    from specdec.models.base import CausalLM
+    from specdec.models.base import CausalLM, SkippableLM, SkippingView
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
+    from specdec.models.skip_file import SkipFile
 
     DrafterModel = CausalLM | RecurrentDrafterModel
 
@@ -68,11 +69,22 @@ def build_drafter(
             draw=spec.draws,
         )
         return CombinedDrafter(NGramDrafter(), adapted) if spec.combined else adapted
+    if spec.kind == "skip":
+        from specdec.drafters.draft_exit import parse_exit
+        from specdec.drafters.layer_skip import LayerSkipDrafter
+
+        return LayerSkipDrafter(
+            cast("SkippingView", model),
+            target.new_cache(options.slots),
+            exit=parse_exit(spec.exit),
+            branching=spec.shape,
+            replacement=independent,
+        )
     return ModelDrafter(model, slots=options.slots, branching=spec.shape, replacement=independent)
 
 
 def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtype) -> DrafterModel:
-    """What an "adapted", "model" or "exit" drafter drafts with.
+    """What an "adapted", "model", "exit" or "skip" drafter drafts with.
 
     Args:
         spec: which one.
@@ -81,8 +93,11 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
 
     Raises:
         ValueError: it cannot be read, was made for another target or has another vocabulary; the target comes
-            with no drafter, or it has no more layers than the exit.
+            with no drafter or set, or it has no more layers than the exit.
     """
+    if spec.kind == "skip":
+        file = load_skip_file(spec, target)
+        return cast("SkippableLM", target).skipping(file.skips, file.vocabulary)
     if spec.kind == "model":
         from specdec.models import load_model
 
@@ -104,6 +119,35 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
         )
     return target.first_layers(spec.layers)
+
+
+def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:
+    """Which sub-layers a "skip" drafter leaves out.
+
+    Args:
+        spec: which drafter.
+        target: the model that verifies.
+
+    Raises:
+        ValueError: the file cannot be read or was made for another model, no set comes with this one, or it
+            is of a kind that cannot skip anything.
+    """
+    from specdec.models.checkpoint import weights_sha256
+    from specdec.models.skip_file import SkipFile, shipped_skip_file
+
+    if not hasattr(target, "skipping"):
+        raise ValueError(f"skip: a {type(target).__name__} skips no sub-layers")
+    model = cast("SkippableLM", target)
+    digest = None if model.source is None else weights_sha256(model.source)
+    path = spec.model or (None if digest is None else shipped_skip_file(digest))
+    if path is None:
+        raise ValueError(f"skip: no set comes with {model.source or 'this model'}, want one in a file")
+    try:
+        file = SkipFile.read(path)
+        file.check_model(digest, model.num_layers, model.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"skip: {error}") from None
+    return file
 
 
 def _load_adapted(spec: DrafterSpec, target: GatedDeltaNetForCausalLM) -> RecurrentDrafterModel:

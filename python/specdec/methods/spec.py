@@ -26,14 +26,25 @@ DRAFTERS: Mapping[str, str] = {
 DEFAULT_DRAFTER = "ngram"
 """Of targets that come without a drafter of their own."""
 
+DRAFT_EXIT = "priced"
+"""When drafts of the method self-speculative end, where nothing else is said."""
+
 _COMBINED = "+ngram"
 # Children of each node by depth where the user does not say.
-_TREES = {"model": "1", "exit": "1", "adapted": "auto"}
+_TREES = {"model": "1", "exit": "1", "skip": "1", "adapted": "auto"}
 
 
 def choices(names: Iterable[str]) -> str:
     """Names as an error lists them."""
     return ", ".join(names)
+
+
+def _tree_of(kind: str, tree: str | None) -> str:
+    """A drafter's tree in one spelling; its kind's default where there is none. Raises ValueError."""
+    from specdec.drafters.shape import TreeShape
+
+    parsed = TreeShape.parse(_TREES[kind] if tree is None else tree)
+    return "auto" if parsed.tau is not None else ",".join(map(str, parsed.branching))
 
 
 def default_drafter(model: str) -> str:
@@ -52,13 +63,16 @@ class DrafterSpec:
     """A drafter that was asked for by name.
 
     Attributes:
-        kind: "ngram", "adapted", "model", "exit" or "oracle".
+        kind: "ngram", "adapted", "model", "exit" or "oracle"; "skip" is the drafter of the method
+            self-speculative, which has no name.
         model: of "model" the drafter's model, a directory or the name of an embedded model; of "adapted" the
-            drafter's directory, empty for the one that comes with the target; empty for others.
+            drafter's directory and of "skip" the file of its set, empty for those that come with the target;
+            empty for others.
         p: the oracle's chance that a token is right.
         layers: how many of the target's layers "exit" has; 0 for others.
         tree: what drafts of "adapted", "model" and "exit" may look like, as `TreeShape.parse` reads it.
         combined: whether what "adapted" drafts is joined with what "ngram" does.
+        exit: when drafts of "skip" end, as `parse_exit` reads it; empty for others.
     """
 
     kind: str
@@ -67,6 +81,26 @@ class DrafterSpec:
     layers: int = 0
     tree: str = "1"
     combined: bool = False
+    exit: str = ""
+
+    @classmethod
+    def skipping(cls, file: str | None, *, exit: str, tree: str | None = None) -> DrafterSpec:
+        """The target itself without some of its sub-layers.
+
+        Args:
+            file: which ones, a file of `specdec.models.skip_file`; None: those that come with the target.
+            exit: when drafts end, see `specdec.drafters.draft_exit.parse_exit`.
+            tree: as of `parse`; None: chains.
+
+        Raises:
+            ValueError: `exit` or `tree` is no such text, or `file` is empty.
+        """
+        from specdec.drafters.draft_exit import parse_exit
+
+        parse_exit(exit)
+        if file == "":
+            raise ValueError("skip: got an empty name, want a file")
+        return cls("skip", file or "", tree=_tree_of("skip", tree), exit=exit.strip())
 
     @classmethod
     def parse(cls, text: str, *, p: float = 1.0, tree: str | None = None) -> DrafterSpec:
@@ -85,10 +119,7 @@ class DrafterSpec:
         alone = text.removesuffix(_COMBINED)
         kind, colon, rest = (alone if alone.startswith("adapted") else text).partition(":")
         if kind in _TREES:
-            from specdec.drafters.shape import TreeShape
-
-            parsed = TreeShape.parse(_TREES[kind] if tree is None else tree)
-            shape = "auto" if parsed.tau is not None else ",".join(map(str, parsed.branching))
+            shape = _tree_of(kind, tree)
             if kind == "model" and rest:
                 return cls(kind, rest, tree=shape)
             if kind == "adapted" and bool(colon) == bool(rest):
@@ -127,7 +158,8 @@ class DrafterSpec:
         """How tables call it; an oracle always shows that it is one, and its p."""
         if self.kind == "oracle":
             return f"{self.name} p={self.p:g}"
-        return self.name if self.other_tree is None else f"{self.name} tree {self.other_tree}"
+        parts = (("tree", self.other_tree), ("exit", self.exit))
+        return " ".join([self.name, *(f"{name} {value}" for name, value in parts if value)])
 
     @property
     def needs_continuations(self) -> bool:

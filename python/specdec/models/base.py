@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from specdec.cache import DecodingCache, Round, Steps
 from specdec.models.features import Feature, FeatureTap
+from specdec.models.skipping import SkipSet
 
 
 class DraftModel(Protocol):
@@ -85,4 +87,41 @@ class CausalLM(DraftModel, Protocol):
 
         Returns:
             float32 [B, N, V] logits and the factors to commit.
+        """
+
+
+class SkippingView(CausalLM, Protocol):
+    """A model that steps over another one's cache, some of that one's sub-layers left out."""
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """int64 [V'] the tokens that the columns of its logits stand for, ascending; None: all."""
+
+
+class SkippableLM(CausalLM, Protocol):
+    """A model that can draft for itself."""
+
+    @property
+    def source(self) -> Path | None:
+        """Where the weights came from, for `checkpoint.weights_sha256`; None where from no file."""
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks, each of a token mixer and an MLP."""
+
+    def skipping(self, skips: SkipSet, vocabulary: Sequence[int] | None = None) -> SkippingView:
+        """A view of this model that leaves sub-layers out. The weights are shared.
+
+        It reads this model's caches: layers have the numbers that they have here, and a skipped mixer leaves
+        nothing in a `Round`, so what the view makes can be a prefix of its own next passes but is not for
+        committing. What is pending in the layers that it reads is committed before it runs, and waits in the
+        others. Prompts are read by all sub-layers: the view drafts from the memory of the whole model.
+
+        Args:
+            skips: what is left out, of this model's layers.
+            vocabulary: the only tokens that it has logits for, ascending; None: all.
+
+        Raises:
+            ValueError: `skips` names a layer that is not there, `vocabulary` is none, or this is itself a
+                view with a vocabulary of its own.
         """

@@ -101,7 +101,7 @@ class GatedDeltaNetBlock:
             scale=self._scale,
             qk_l2norm=True,
         )
-        return self._finish(x, o, gate), o
+        return self._mlp(self._output(x, o, gate)), o
 
     def verify(
         self,
@@ -115,7 +115,9 @@ class GatedDeltaNetBlock:
         pending: PendingRound | None,
         prefix: Steps | None,
         strategy: str = "exact",
-    ) -> tuple[Tensor, Tensor, LayerFactors]:
+        mixer: bool = True,
+        mlp: bool = True,
+    ) -> tuple[Tensor, Tensor | None, LayerFactors | None]:
         """Runs chains or trees of tokens over the state, which changes by what is pending alone.
 
         Args:
@@ -125,11 +127,15 @@ class GatedDeltaNetBlock:
             slots, parents, lengths, prefix: as for `CausalLM.forward`.
             pending: what the cache handed out for these slots.
             strategy: of `ops.verify_layer`, or "solve".
+            mixer: False skips the token mixer, which then has neither output nor factors.
+            mlp: False skips the MLP.
 
         Returns:
             The residual stream after the block, [B, N, D], the recurrence's output, [B, N, HV, DV], and the
             factors to commit.
         """
+        if not mixer:
+            return (self._mlp(x) if mlp else x), None, None
         mixed, gate, a, b = self._project(x)
         verify_layer = solve_layer if strategy == "solve" else ops.verify_layer
         o, factors = verify_layer(
@@ -153,7 +159,8 @@ class GatedDeltaNetBlock:
             scale=self._scale,
             strategy=strategy,
         )
-        return self._finish(x, o, gate), o, LayerFactors(factors, mixed)
+        x = self._output(x, o, gate)
+        return (self._mlp(x) if mlp else x), o, LayerFactors(factors, mixed)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """All input projections: (q k v) [B, N, C], gate [B, N, HV * DV] or None, a and b [B, N, HV]."""
@@ -171,10 +178,13 @@ class GatedDeltaNetBlock:
             _split_heads(mixed[..., 2 * c.key_dim :], c.num_v_heads),
         )
 
-    def _finish(self, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
-        """Head norm, output projection and the MLP, with both residuals: [B, N, D]."""
+    def _output(self, x: Tensor, o: Tensor, gate: Tensor | None) -> Tensor:
+        """Head norm and output projection, added to the residual stream: [B, N, D]."""
         o = o.view(*x.shape[:-1], -1)  # [B, N, HV, DV] -> [B, N, HV * DV]
-        x = ops.rms_norm_linear(o, self._head_norm, self._eps, self._out, gate=gate, residual=x)
+        return ops.rms_norm_linear(o, self._head_norm, self._eps, self._out, gate=gate, residual=x)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        """The MLP, added to the residual stream: [B, N, D]."""
         h = ops.rms_norm_linear(x, self._mlp_norm, self._eps, self._gate_up)
         return ops.swiglu_linear(h, self._down, residual=x)
 

@@ -197,14 +197,23 @@ class GatedDeltaNetConfig:
     @property
     def num_parameters(self) -> int:
         """Numbers in the checkpoint, a tied head counted once."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        layer = self.mixer_parameters + self.mlp_parameters
+        return self.num_hidden_layers * layer + embeddings + self.hidden_size
+
+    @property
+    def mixer_parameters(self) -> int:
+        """Numbers of a layer's token mixer, its norm counted in."""
         conv = self.conv_dim * (self.conv_size + self.conv_bias) if self.use_short_conv else 0
         projections = self.hidden_size * (
             self.conv_dim + self.value_dim * (1 + self.use_gate) + 2 * self.num_v_heads
         )
-        mixer = conv + projections + 2 * self.num_v_heads + self.head_v_dim
-        layer = mixer + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + self.hidden_size
+        return conv + projections + 2 * self.num_v_heads + self.head_v_dim + self.hidden_size
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Numbers of a layer's MLP, its norm counted in."""
+        return (3 * self.intermediate_size + 1) * self.hidden_size
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GatedDeltaNetConfig:

@@ -21,6 +21,8 @@ from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.features import Feature, FeatureTap
+from specdec.models.skip_file import check_vocabulary
+from specdec.models.skipping import SkipSet
 from specdec.ops.strategy import STRATEGIES
 
 
@@ -36,6 +38,7 @@ class GatedDeltaNetForCausalLM:
 
     Attributes:
         source: the directory that the weights came from; None where they came from somewhere else.
+        vocabulary: int64 [V'] the tokens that the columns of its logits stand for, ascending; None: all.
     """
 
     def __init__(
@@ -58,7 +61,10 @@ class GatedDeltaNetForCausalLM:
             GatedDeltaNetBlock(config, weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)
         ]
         self._spec = layer_spec(config)
+        self._skips = SkipSet()
+        self._reads: frozenset[int] | None = None  # layers whose memory a view reads; None: no view
         self.source: Path | None = None
+        self.vocabulary: Tensor | None = None
 
     @classmethod
     def from_pretrained(
@@ -80,6 +86,11 @@ class GatedDeltaNetForCausalLM:
         return self.config.vocab_size
 
     @property
+    def num_layers(self) -> int:
+        """Number of blocks."""
+        return len(self._layers)
+
+    @property
     def embeddings(self) -> Tensor:
         """[V, D] the rows that tokens enter as, in the dtype of the activations."""
         return self._embeddings
@@ -91,8 +102,11 @@ class GatedDeltaNetForCausalLM:
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights."""
-        return self.config.num_parameters
+        """Number of weights that a decode step reads, the embedding counted with a tied head."""
+        c, skips = self.config, self._skips
+        skipped = len(skips.mixers) * c.mixer_parameters + len(skips.mlps) * c.mlp_parameters
+        columns = c.vocab_size if self.vocabulary is None else len(self.vocabulary)
+        return c.num_parameters - skipped - (c.vocab_size - columns) * c.hidden_size
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -112,6 +126,21 @@ class GatedDeltaNetForCausalLM:
         part._layers = self._layers[:count]
         part.source = None
         return part
+
+    def skipping(self, skips: SkipSet, vocabulary: Sequence[int] | None = None) -> GatedDeltaNetForCausalLM:
+        """A view of this model that leaves sub-layers out; see `SkippableLM.skipping`."""
+        skips.check_layers(len(self._layers))
+        if self.vocabulary is not None:
+            raise ValueError("vocabulary: this view has one already, want a view of the whole model")
+        view = copy(self)
+        view._skips = skips
+        view._reads = frozenset(range(len(self._layers))) - skips.mixers
+        view.source = None
+        if vocabulary is not None:
+            check_vocabulary(vocabulary, self.vocab_size)
+            view.vocabulary = torch.tensor(list(vocabulary))
+            view._head = ops.pack_weight(self._head.unpack()[view.vocabulary])
+        return view
 
     def with_strategy(self, strategy: str) -> GatedDeltaNetForCausalLM:
         """This model with a fixed strategy of verification, for studies. The weights are shared.
@@ -185,7 +214,11 @@ class GatedDeltaNetForCausalLM:
     ) -> tuple[Tensor, Round]:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
         x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
-        pending = cache.take_pending(slots)
+        skips, pending = self._skips, None
+        if self._reads is None:
+            pending = cache.take_pending(slots)
+        else:
+            cache.settle(self._reads)
         factors = []
         for i, layer in enumerate(self._layers):
             x, o, made = layer.verify(
@@ -198,10 +231,13 @@ class GatedDeltaNetForCausalLM:
                 pending=pending,
                 prefix=prefix,
                 strategy=self._strategy,
+                mixer=i not in skips.mixers,
+                mlp=i not in skips.mlps,
             )
             factors.append(made)
             if tap is not None:
-                tap.offer("readout", i, o)
+                if o is not None:
+                    tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)
         return self._logits(x), Round(tuple(factors), slots, parents, tokens.shape[1])
 
