@@ -501,6 +501,37 @@ void run_draw_tokens(int64_t V, bool replacement, bool listed) {
   run.finish([&](Stream stream) { return draw_tokens(p, space, stream); });
 }
 
+// A binary tree below B sequences of `committed` tokens each.
+void run_attention(DType dtype, int64_t D, int64_t N, int64_t committed, bool listed) {
+  constexpr int64_t B = 2, HQ = 8, HK = 2;
+  const double products = static_cast<double>(B * N * HQ * committed * D);
+  Run run("tree_attention",
+          describe(B, N, " HQ 8 HK 2 D ") + std::to_string(D) + " cache " + std::to_string(committed),
+          4.0 * products, listed);
+  const auto dense = [](int64_t tokens, int64_t heads, int64_t width) {
+    return Strides{tokens * heads * width, heads * width, width};
+  };
+  TreeAttentionParams p;
+  p.B = B, p.N = N, p.HQ = HQ, p.HK = HK, p.D = D, p.dtype = dtype;
+  p.q = run.input("q", B * N * HQ * D, dtype), p.q_stride = dense(N, HQ, D);
+  p.nodes.k = run.input("k", B * N * HK * D, dtype), p.nodes.k_stride = dense(N, HK, D);
+  p.nodes.v = run.input("v", B * N * HK * D, dtype), p.nodes.v_stride = dense(N, HK, D);
+  p.nodes.nodes = N;
+  const Strides of_cache{HK * committed * D, D, committed * D};
+  p.cache = {run.input("k_cache", B * HK * committed * D, dtype),
+             run.input("v_cache", B * HK * committed * D, dtype),
+             of_cache,
+             of_cache,
+             run.indices("cache_lengths", std::vector<int32_t>(B, static_cast<int32_t>(committed))),
+             B,
+             committed};
+  p.parents = run.indices(
+      "parents", rows(B, [](int64_t n) { return static_cast<int32_t>(n > 0 ? (n - 1) / 2 : -1); }, N));
+  p.out = run.output("out", B * N * HQ * D, dtype);
+  const Workspace space = run.workspace(tree_attention_workspace_bytes(p));
+  run.finish([&](Stream stream) { return tree_attention(p, space, stream); });
+}
+
 }  // namespace
 }  // namespace specdec::cuda
 
@@ -535,6 +566,12 @@ int main() {
   }
   run_conv_commit(Conv());
   run_conv_instances();
+  for (const int64_t D : {64, 128}) {
+    for (const int64_t N : {1, 8}) run_attention(DType::kBFloat16, D, N, 2048, true);
+  }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t D : {48, 64, 128}) run_attention(dtype, D, 3, 600, false);
+  }
   run_accept_greedy(DType::kFloat32, 32768, true);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (const int64_t V : {64, 65}) run_accept_greedy(dtype, V, false);

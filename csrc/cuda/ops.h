@@ -7,6 +7,7 @@
 #include "kernel.h"
 #include "layer_limits.h"
 #include "specdec/acceptance_params.h"
+#include "specdec/attention_params.h"
 #include "specdec/layer_params.h"
 #include "specdec/params.h"
 
@@ -46,6 +47,11 @@ Status commit(const CommitParams& p, Stream stream);
 
 Status conv_verify(const ConvVerifyParams& p, Stream stream);
 Status conv_commit(const ConvCommitParams& p, Stream stream);
+
+// The workspace holds the answers of blocks of keys, which a second launch adds up; 0 where one block holds
+// all that a sequence has room for.
+int64_t tree_attention_workspace_bytes(const TreeAttentionParams& p);
+Status tree_attention(const TreeAttentionParams& p, Workspace workspace, Stream stream);
 
 int64_t accept_greedy_workspace_bytes(const AcceptGreedyParams& p);
 Status accept_greedy(const AcceptGreedyParams& p, Workspace workspace, Stream stream);

@@ -167,6 +167,14 @@ Status run(const AcceptGreedyParams& p, const Operands& operands, NamedTensors) 
   return cuda::accept_greedy(p, {space.mutable_data_ptr(), bytes}, place.stream());
 }
 
+Status run(const TreeAttentionParams& p, const Operands& operands, NamedTensors) {
+  const Place place(operands);
+  const int64_t bytes = cuda::tree_attention_workspace_bytes(p);
+  if (bytes == 0) return cuda::tree_attention(p, {}, place.stream());
+  Tensor space = new_contiguous(place.device(), {bytes / 8}, aoti_torch_dtype_int64());
+  return cuda::tree_attention(p, {space.mutable_data_ptr(), bytes}, place.stream());
+}
+
 Status run(const AcceptSampledParams& p, const Operands& operands, NamedTensors) {
   const Place place(operands);
   return run_teams(place, cuda::accept_sampled_workspace(p), [&](const cuda::TeamWorkspace& space) {

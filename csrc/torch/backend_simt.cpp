@@ -81,6 +81,10 @@ Status execute_teams(const Operands& operands, NamedTensors outputs, cuda::TeamW
   return status;
 }
 
+struct alignas(16) Line {
+  char bytes[16];
+};
+
 const Named kNothing[] = {{"", OptionalTensor()}};
 
 }  // namespace
@@ -130,6 +134,14 @@ Status run(const AcceptGreedyParams& p, const Operands& operands, NamedTensors o
   return execute(
       operands, outputs, {{"space", space.data(), static_cast<size_t>(bytes), simt::Direction::kOutput}},
       [&](simt::Session* session) { return cuda::accept_greedy(p, {space.data(), bytes}, session); });
+}
+
+Status run(const TreeAttentionParams& p, const Operands& operands, NamedTensors outputs) {
+  const int64_t bytes = cuda::tree_attention_workspace_bytes(p);
+  std::vector<Line> space(static_cast<size_t>(bytes / sizeof(Line)));
+  return execute(
+      operands, outputs, {{"space", space.data(), static_cast<size_t>(bytes), simt::Direction::kOutput}},
+      [&](simt::Session* session) { return cuda::tree_attention(p, {space.data(), bytes}, session); });
 }
 
 Status run(const AcceptSampledParams& p, const Operands& operands, NamedTensors outputs) {

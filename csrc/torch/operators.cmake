@@ -4,7 +4,7 @@
 # specdec_operators(TARGET FILE NAMESPACE KEY SOURCE...): FILE.so with the operators of one backend.
 function(specdec_operators target file namespace key)
   list(TRANSFORM ARGN PREPEND csrc/torch/)
-  add_library(${target} MODULE EXCLUDE_FROM_ALL csrc/torch/acceptance.cpp csrc/torch/conv.cpp csrc/torch/layer.cpp
+  add_library(${target} MODULE EXCLUDE_FROM_ALL csrc/torch/acceptance.cpp csrc/torch/attention.cpp csrc/torch/conv.cpp csrc/torch/layer.cpp
     csrc/torch/prefill.cpp csrc/torch/recurrence.cpp csrc/torch/views.cpp ${ARGN})
   # Target 2.11: the binary serves that torch and every later one.
   target_compile_definitions(${target} PRIVATE TORCH_TARGET_VERSION=0x020b000000000000
@@ -18,8 +18,8 @@ function(specdec_operators target file namespace key)
 endfunction()
 
 if(SPECDEC_TORCH)
-  specdec_operators(specdec_ops libspecdec_cpu specdec CPU backend_cpu.cpp library.cpp attention.cpp block.cpp dense.cpp
-    draft_step.cpp draft_tree.cpp isa.cpp)
+  specdec_operators(specdec_ops libspecdec_cpu specdec CPU backend_cpu.cpp library.cpp block.cpp dense.cpp draft_step.cpp
+    draft_tree.cpp isa.cpp)
   target_link_libraries(specdec_ops PRIVATE specdec_cpu)
   set_target_properties(specdec_ops PROPERTIES EXCLUDE_FROM_ALL OFF)
 endif()

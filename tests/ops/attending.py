@@ -11,7 +11,7 @@ from torch import Tensor
 from ops.backends import Backend
 from ops.cases import EPS, NAN, random_parents
 
-BLOCK = 256  # keys that a kernel reduces together: lengths around it are of interest
+BLOCK = 256  # keys that the CPU reduces together, a GPU twice as many: lengths around both are of interest
 
 
 @dataclass

@@ -26,6 +26,7 @@ from specdec.ops import (
     Accepted,
     Factors,
     acceptance,
+    attention,
     attention_reference,
     convolution,
     layer,
@@ -133,7 +134,9 @@ _RECURRENCE = ("verify", "verify_deferred", "commit", "prefill")
 _CONVOLUTION = ("conv_verify", "conv_verify_deferred", "conv_commit")
 _LAYER = ("verify_layer", "verify_layer_deferred")
 _SAMPLING = ("accept_greedy", "accept_sampled", "sampling_probs", "draw_tokens")
-_WRAPPERS = ("verify", "commit", "conv_verify", "conv_commit", "prefill", "verify_layer", *_SAMPLING)
+_ATTENTION = ("tree_attention",)
+_OTHERS = ("verify", "commit", "conv_verify", "conv_commit", "prefill", "verify_layer")
+_WRAPPERS = (*_OTHERS, *_SAMPLING, *_ATTENTION)
 
 
 @functools.cache
@@ -162,6 +165,7 @@ def _through_simt(function: Callable[..., Any]) -> Callable[..., Any]:
             stack.enter_context(mock.patch.multiple(convolution, **_simt_operators(_CONVOLUTION)))
             stack.enter_context(mock.patch.multiple(layer, **_simt_operators(_LAYER)))
             stack.enter_context(mock.patch.multiple(acceptance, **_simt_operators(_SAMPLING)))
+            stack.enter_context(mock.patch.multiple(attention, **_simt_operators(_ATTENTION)))
             return function(*args, **kwargs)
 
     return call
@@ -242,8 +246,5 @@ COMPILED = [_param(b) for b in _ALL[1:]]  # the ones that promise bit-equality a
 PAIRS = [_param(b, s) for b in _ALL for s in b.strategies]
 EXACT_PAIRS = [_param(b, s) for b in _ALL[1:] for s in b.strategies if s in ("serial", "hybrid")]
 PRECISIONS = [_param(b, p) for b in _ALL for p in b.precisions]
-# tree_attention has no kernel of a GPU.
-ATTENTION = [_param(b) for b in (REFERENCE, CPU)]
-ATTENTION_COMPILED = [_param(CPU)]
 # The kernels of a GPU, which look at no values first.
 UNCHECKED = [_param(b) for b in _ALL if b not in (REFERENCE, CPU)]

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from ops.attending import BLOCK, Tokens, random_attend
-from ops.backends import ATTENTION, ATTENTION_COMPILED, Backend
+from ops.backends import BACKENDS, COMPILED, Backend
 from ops.cases import NAN, assert_close, bits, int32, random_parents
 from specdec import ops
 from specdec.ops import attention_reference
 
-backends = pytest.mark.parametrize("backend", ATTENTION)
-compiled = pytest.mark.parametrize("backend", ATTENTION_COMPILED)
+backends = pytest.mark.parametrize("backend", BACKENDS)
+compiled = pytest.mark.parametrize("backend", COMPILED)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
@@ -131,9 +131,17 @@ def test_what_is_not_a_number_reaches_descendants_alone(backend: Backend) -> Non
 # --- to the bit ---
 
 
+SPLITS = [
+    (torch.float32, 0),
+    (torch.float16, 30),
+    (torch.float32, BLOCK - 5),
+    (torch.bfloat16, BLOCK),
+    (torch.float32, 2 * BLOCK - 9),
+]
+
+
 @compiled
-@dtypes
-@pytest.mark.parametrize("before", [0, 30, BLOCK - 5, BLOCK, 2 * BLOCK + 40])
+@pytest.mark.parametrize(("dtype", "before"), SPLITS, ids=str)
 def test_every_split(backend: Backend, dtype: torch.dtype, before: int) -> None:
     """A chain of 24 tokens in rounds of any size, below a prefix or committed after every round."""
     tokens = Tokens(backend, 8, before + 24, D=48, dtype=dtype)
@@ -170,30 +178,33 @@ def test_every_tree(backend: Backend, before: int) -> None:
             assert torch.equal(bits(out[row, node]), bits(tokens.decode(context, path)[-1]))
 
 
+TREES = [(torch.float32, 9, 3, 64), (torch.bfloat16, 8, 1, 128), (torch.float16, 2, 2, 80)]
+
+
 @compiled
-@dtypes
-@pytest.mark.parametrize(("HQ", "HK", "D"), [(9, 3, 64), (8, 1, 128), (2, 2, 80)])
+@pytest.mark.parametrize(("dtype", "HQ", "HK", "D"), TREES)
 def test_large_trees(backend: Backend, dtype: torch.dtype, HQ: int, HK: int, D: int) -> None:
-    """64 nodes in a random forest, half of them as a prefix too, against decoding some of the paths."""
+    """A random forest, half of it as a prefix too, against decoding some of the paths."""
     rng = torch.Generator().manual_seed(10)
-    for before in backend.some([17, BLOCK - 10, 2 * BLOCK + 3]):
-        tokens = Tokens(backend, 11, before + 64, HQ=HQ, HK=HK, D=D, dtype=dtype)
+    N = 64 if backend.share == 1 else 24
+    for before in backend.some([2 * BLOCK + 3, 17, BLOCK - 10]):
+        tokens = Tokens(backend, 11, before + N, HQ=HQ, HK=HK, D=D, dtype=dtype)
         context = list(range(before))
-        cache = tokens.cache([context], before + 70)
-        parents = random_parents(rng, 1, 64)
-        ids = torch.arange(64)[None] + before
+        cache = tokens.cache([context], before + 9)
+        parents = random_parents(rng, 1, N)
+        ids = torch.arange(N)[None] + before
         out = tokens.attend(ids, cache, parents=parents)
-        first, second = ids[:, :32], ids[:, 32:]
+        first, second = ids[:, : N // 2], ids[:, N // 2 :]
         below = tokens.attend(
             second,
             cache,
-            parents=parents[:, 32:].contiguous(),
+            parents=parents[:, N // 2 :].contiguous(),
             prefix_k=tokens.k[first],
             prefix_v=tokens.v[first],
-            prefix_parents=parents[:, :32].contiguous(),
+            prefix_parents=parents[:, : N // 2].contiguous(),
         )
-        assert torch.equal(bits(below), bits(out[:, 32:]))
-        for node in backend.some(range(3, 64, 12)):
+        assert torch.equal(bits(below), bits(out[:, N // 2 :]))
+        for node in backend.some(range(3, N, 12)):
             path = [before + i for i in path_to(parents[0].tolist(), node)]
             assert torch.equal(bits(out[0, node]), bits(tokens.decode(context, path)[-1]))
 
@@ -260,9 +271,8 @@ from specdec.ops import cpu_isa
 from ops.backends import CPU
 from ops import test_attention as tests
 assert cpu_isa() == {isa!r} or cpu_isa() == "portable", cpu_isa()
-for dtype in (torch.float32, torch.bfloat16):
-    tests.test_random_shapes(CPU, dtype, 7)
-    tests.test_every_split(CPU, dtype, 251)
+tests.test_random_shapes(CPU, torch.float32, 7)
+tests.test_every_split(CPU, torch.bfloat16, 251)
 tests.test_every_tree(CPU, 254)
 """
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.backends import ATTENTION_COMPILED, Backend
+from ops.backends import COMPILED, Backend
 from ops.cases import int32
 from specdec import ops
 
-backends = pytest.mark.parametrize("backend", ATTENTION_COMPILED)
+backends = pytest.mark.parametrize("backend", COMPILED)
 B, N, HQ, HK, D, NP, ROOM = 2, 3, 4, 2, 32, 2, 5
 OPS = torch.ops.specdec
 

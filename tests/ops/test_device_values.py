@@ -103,6 +103,23 @@ def test_convolution(backend: Backend) -> None:
     assert torch.equal(moved, window)
 
 
+def test_attention(backend: Backend) -> None:
+    """Also a prefix of any shape, and a cache that holds more than it has room for."""
+    rng = torch.Generator().manual_seed(12)
+    q, k, v, before = torch.randn(4, 3, 5, 2, 32, generator=rng)
+    k_cache, v_cache = torch.randn(2, 5, 2, 20, 32, generator=rng)
+    slots, committed = int32([HUGE, 1, 3]), int32([HUGE, HUGE, HUGE, 20, HUGE])
+    how = {"k_cache": k_cache, "v_cache": v_cache, "cache_lengths": committed, "slots": slots}
+    out = backend.tree_attention(q, k, v, parents=int32(WILD), lengths=int32([5, HUGE, 5]), **how)
+    assert (out[0] == 0).all()
+    assert out[1].isfinite().all()
+    assert torch.equal(out[2], backend.tree_attention(q, k, v, **how)[2])
+    below = backend.tree_attention(
+        q, k, v, parents=int32(WILD), prefix_k=before, prefix_v=before, prefix_parents=int32(WILD), **how
+    )
+    assert below[1:].isfinite().all()
+
+
 @pytest.mark.parametrize("earlier", ["none", "pending", "prefix"])
 def test_layer(backend: Backend, earlier: str) -> None:
     how = {"B": 3, "N": 5, "HK": 1, "HV": 2, "DV": 32, "ragged": False, "tree": False, "earlier": earlier}

@@ -235,6 +235,33 @@ inline Status call(ConvCommitParams p) {
   return status;
 }
 
+// Elements from the first to the last of keys or values [S, HK, Tmax, D].
+inline int64_t cache_extent(const TreeAttentionParams& p, const Strides& s) {
+  return extent(p.cache.slots, p.cache.room, p.HK, p.D, s);
+}
+
+inline Status call(TreeAttentionParams p) {
+  Mirror m;
+  const int64_t size = size_of(p.dtype), NP = p.prefix.nodes;
+  m.in(p.q, extent(p.B, p.N, p.HQ, p.D, p.q_stride) * size);
+  m.in(p.nodes.k, extent(p.B, p.N, p.HK, p.D, p.nodes.k_stride) * size);
+  m.in(p.nodes.v, extent(p.B, p.N, p.HK, p.D, p.nodes.v_stride) * size);
+  m.in(p.prefix.k, extent(p.B, NP, p.HK, p.D, p.prefix.k_stride) * size);
+  m.in(p.prefix.v, extent(p.B, NP, p.HK, p.D, p.prefix.v_stride) * size);
+  m.in(p.cache.k, cache_extent(p, p.cache.k_stride) * size);
+  m.in(p.cache.v, cache_extent(p, p.cache.v_stride) * size);
+  m.in(p.cache.lengths, p.cache.slots * 4);
+  m.in(p.slots, p.B * 4);
+  m.in(p.parents, p.B * p.N * 4);
+  m.in(p.lengths, p.B * 4);
+  m.in(p.prefix_parents, p.B * NP * 4);
+  m.inout(p.out, p.B * p.N * p.HQ * p.D * size);
+  const int64_t bytes = cuda::tree_attention_workspace_bytes(p);
+  const Status status = cuda::tree_attention(p, {m.scratch(bytes, 0xff), bytes}, nullptr);
+  m.finish();
+  return status;
+}
+
 inline void mirror_round(Mirror& m, DraftView& draft, AcceptedView& accepted, int64_t B, int64_t N) {
   m.in(draft.tokens, B * N * 8);
   m.in(draft.parents, B * N * 4);
