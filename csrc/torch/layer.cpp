@@ -1,7 +1,8 @@
 // Bindings of a Gated DeltaNet layer between its projections: verify_layer, verify_layer_deferred.
+#include "layer.h"
+
 #include "backend.h"
 #include "conv_args.h"
-#include "layer.h"
 
 namespace specdec::binding {
 

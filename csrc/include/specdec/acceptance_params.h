@@ -105,7 +105,7 @@ struct LikeliestParams {
   int64_t R = 0, V = 0, K = 0;
   const float* logits = nullptr;  // [R, V]
   const float* scale = nullptr;   // [R] positive; null: 1
-  int64_t* tokens = nullptr;      // [R, K]; -1 where no token is left above -inf, or the row is no distribution
+  int64_t* tokens = nullptr;      // [R, K]; -1 where none is left above -inf, or the row is no distribution
   float* probs = nullptr;         // [R, K]; 0 there
 };
 

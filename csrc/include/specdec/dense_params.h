@@ -35,13 +35,13 @@ enum class LinearInput : int32_t {
 };
 
 struct LinearParams {
-  int64_t K = 0, N = 0;                  // inputs, outputs
-  RowsView x;                            // [rows, K]
-  const void* weight = nullptr;          // packed, see above
+  int64_t K = 0, N = 0;          // inputs, outputs
+  RowsView x;                    // [rows, K]
+  const void* weight = nullptr;  // packed, see above
   WeightType weight_type = WeightType::kFloat32;
-  const float* bias = nullptr;           // [N]
-  const void* residual = nullptr;        // [rows, N] contiguous, dtype of x; added last
-  void* y = nullptr;                     // [rows, N] contiguous, dtype of x
+  const float* bias = nullptr;     // [N]
+  const void* residual = nullptr;  // [rows, N] contiguous, dtype of x; added last
+  void* y = nullptr;               // [rows, N] contiguous, dtype of x
 
   LinearInput input = LinearInput::kPlain;
   int64_t norm_size = 0;               // divides K
