@@ -61,13 +61,13 @@ class Contender:
 
     Attributes:
         name: in the tables.
-        run: tokens of a prompt -> new tokens.
+        run: tokens of a prompt, and how many to add -> new tokens.
         seconds: of each turn.
         texts: by prompt.
     """
 
     name: str
-    run: Callable[[list[int]], list[int]]
+    run: Callable[[list[int], int], list[int]]
     seconds: list[float] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
 
@@ -89,16 +89,14 @@ def peer_model() -> Any:
     return peer.eval()
 
 
-def contenders(
-    model: LlamaForCausalLM, peer: Any, tokens: int, *, skips: SkipSet, early_exit: int
-) -> list[Contender]:
+def contenders(model: LlamaForCausalLM, peer: Any, skips: SkipSet, early_exit: int) -> list[Contender]:
     """Everybody, in the order of the tables."""
 
-    def ours(loop: Loop) -> Callable[[list[int]], list[int]]:
-        return lambda prompt: loop.run([Request(prompt, tokens, ignore_eos=True)])[0].tokens
+    def ours(loop: Loop) -> Callable[[list[int], int], list[int]]:
+        return lambda prompt, tokens: loop.run([Request(prompt, tokens, ignore_eos=True)])[0].tokens
 
-    def theirs(**options: int) -> Callable[[list[int]], list[int]]:
-        def run(prompt: list[int]) -> list[int]:
+    def theirs(**options: int) -> Callable[[list[int], int], list[int]]:
+        def run(prompt: list[int], tokens: int) -> list[int]:
             given = torch.tensor([prompt])
             made = peer.generate(
                 given,
@@ -123,16 +121,18 @@ def contenders(
     ]
 
 
-def take_turns(all_of_them: Sequence[Contender], prompts: Sequence[list[int]], repeats: int) -> None:
+def take_turns(
+    all_of_them: Sequence[Contender], prompts: Sequence[list[int]], tokens: int, repeats: int
+) -> None:
     """Every contender continues every prompt, `repeats` times."""
     order = random.Random(0)
     for contender in all_of_them:  # what is made at a first run is not a cost of decoding
-        contender.run(prompts[0][:16])
+        contender.run(prompts[0][:16], 8)
     for _ in range(repeats):
         for i, prompt in enumerate(prompts):
             for contender in order.sample(all_of_them, len(all_of_them)):
                 start = perf_counter()
-                contender.texts[i] = contender.run(prompt)
+                contender.texts[i] = contender.run(prompt, tokens)
                 contender.seconds.append(perf_counter() - start)
                 print(".", end="", flush=True)
     print()
@@ -193,8 +193,8 @@ def main(
     chosen = [group[i] for i in range(most) for group in kinds.values() if i < len(group)][:count]
     texts = [tokenizer.encode(p.prompt) for p in chosen]
     peer = peer_model()
-    everybody = contenders(model, peer, max_new_tokens, skips=skips, early_exit=early_exit)
-    take_turns(everybody, texts, repeats)
+    everybody = contenders(model, peer, skips, early_exit)
+    take_turns(everybody, texts, max_new_tokens, repeats)
 
     plain = everybody[1].texts
     parted = Table("", "texts as of hf generate", "others: first at token, by logit")
