@@ -134,7 +134,7 @@ def test_what_is_not_a_number_reaches_descendants_alone(backend: Backend) -> Non
 @dtypes
 @pytest.mark.parametrize("D", [2, 6, 16, 30, 64, 80, 256])
 def test_rotate_heads(dtype: torch.dtype, D: int) -> None:
-    """The bits of plain code: a slice of a projection, a rotation a node, one for all rows and one for all."""
+    """The bits of plain code: a slice of a projection; a rotation a node, one for all rows, one for all."""
     rng = torch.Generator().manual_seed(D)
     x = torch.randn(3, 5, 9, D + 1, generator=rng).to(dtype)[:, :, 2:, :D]
     rotation = torch.randn(3, 5, 2, D, generator=rng)
