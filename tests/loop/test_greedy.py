@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loop.drafters import Continuations, RandomTreeDrafter, WrongDrafter
-from loop.models import random_model
+from loop.models import FAMILIES, random_llama, random_model
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
 from specdec.drafters.model import ModelDrafter
@@ -18,14 +18,15 @@ from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.oracle import OracleDrafter
 from specdec.generation import Request
 from specdec.loop import Loop
-from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.base import CausalLM
+from specdec.models.rope import RopeConfig
 
 TOKENS = 40
 
 
-@pytest.fixture(scope="module")
-def model() -> GatedDeltaNetForCausalLM:
-    return random_model()
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> CausalLM:
+    return FAMILIES[request.param]()
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,11 @@ def requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def plain(model: GatedDeltaNetForCausalLM, requests: list[Request]) -> Continuations:
+def plain(model: CausalLM, requests: list[Request]) -> Continuations:
     return {tuple(r.prompt): Loop(model).run([r])[0].tokens for r in requests}
 
 
-def make(kind: str, model: GatedDeltaNetForCausalLM, plain: Continuations, slots: int):
+def make(kind: str, model: CausalLM, plain: Continuations, slots: int):
     vocab = model.vocab_size
     match kind:
         case "tree":
@@ -57,12 +58,12 @@ def make(kind: str, model: GatedDeltaNetForCausalLM, plain: Continuations, slots
             return NGramDrafter(min_match=1, branches=3)
         case "self":
             return ModelDrafter(model, slots=slots)
-        case "other":
-            return ModelDrafter(random_model(9), slots=slots)
+        case "other" | "other llama":
+            return ModelDrafter(random_llama(9) if kind == "other llama" else random_model(9), slots=slots)
     raise ValueError(kind)
 
 
-KINDS = ["tree", "chain", "wrong", "oracle", "ngram", "ngram-tree", "self", "other"]
+KINDS = ["tree", "chain", "wrong", "oracle", "ngram", "ngram-tree", "self", "other", "other llama"]
 
 
 @pytest.mark.parametrize("commit", ["deferred", "eager"])
@@ -119,6 +120,10 @@ def test_model_variants(extra):
     variant = random_model(
         2, num_v_heads=2, expand_v=2.0, allow_neg_eigval=True, tie_word_embeddings=False, **extra
     )
+    check_variant(variant)
+
+
+def check_variant(variant):
     request = Request([3, 1, 4, 1, 5], max_new_tokens=30, ignore_eos=True)
     plain = {tuple(request.prompt): Loop(variant).run([request])[0].tokens}
     auditor = CacheAuditor(variant, 1)
@@ -127,9 +132,24 @@ def test_model_variants(extra):
     assert loop.run([request])[0].tokens == plain[tuple(request.prompt)]
 
 
-def test_bfloat16_is_exact_too(requests):
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"num_key_value_heads": 6, "attention": True},
+        {"head_dim": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "mlp_bias": True},
+    ],
+)
+def test_llama_variants(extra):
+    bias = extra.pop("attention", False)
+    rope = RopeConfig("yarn", 500.0, factor=2.0, original_context=24, attention_factor=1.1)
+    variant = random_llama(2, tie_word_embeddings=False, qkv_bias=bias, output_bias=bias, rope=rope, **extra)
+    check_variant(variant)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_exact_too(requests, family):
     """Row-invariant ops make verification bit-equal to decoding in bfloat16 as well: no near-tie can flip."""
-    model = random_model(5, dtype=torch.bfloat16)
+    model = FAMILIES[family](5, dtype=torch.bfloat16)
     plain = {tuple(r.prompt): Loop(model).run([r])[0].tokens for r in requests}
     loop = Loop(
         model, RandomTreeDrafter(plain, model.vocab_size, 2), slots=3, budget=DraftBudget(8, adaptive=False)

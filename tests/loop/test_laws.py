@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loop.models import random_model
+from loop.models import random_llama, random_model
 from lossless.statistics import ALPHA, chi_square
 from specdec.acceptance import SamplingParams, TokenHistory, process_logits
 from specdec.budget import DraftBudget
@@ -102,6 +102,18 @@ def test_law_of_drawn_drafts(branching, replacement, rule, params):
     texts, loop = sampled(tiny(0), drafter, rule, SEEDS, SLOTS, params, 8)
     assert 0.05 < loop.statistics.acceptance_rate < 0.9  # both outcomes of a test were met
     assert min(p_values(texts, exact_law(tiny(0), range(VOCAB), LENGTH, params))) > ALPHA
+
+
+def test_law_of_drafts_between_families():
+    """A Llama drafts for a Llama, and a Gated DeltaNet for a Llama."""
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 1, "eos_token_ids": ()}
+    target = random_llama(0, **sizes)
+    law = exact_law(target, range(VOCAB), LENGTH, PLAIN)
+    for model in (random_llama(7, **sizes), tiny(7)):
+        drafter = ModelDrafter(model, slots=SLOTS, branching=PAIRS)
+        texts, loop = sampled(target, drafter, "traversal", SEEDS, SLOTS, PLAIN, 8)
+        assert 0.05 < loop.statistics.acceptance_rate < 0.9
+        assert min(p_values(texts, law)) > ALPHA
 
 
 def test_law_of_deterministic_drafts():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loop.models import random_model
+from loop.models import FAMILIES
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
@@ -26,7 +26,7 @@ from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.methods.autoregressive import autoregressive
 from specdec.methods.self_speculative import self_speculative
-from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.base import SkippableLM
 from specdec.models.skipping import SkipSet
 
 PROMPTS = [[3, 5, 7], [8, 9, 8, 9, 8], [4], [11, 12, 13, 11, 12], [2, 2], [30, 31], [7, 6, 5, 4], [1, 9], [6]]
@@ -37,9 +37,9 @@ EXITS = {"adaptive": ADAPTIVE, "static": StaticThreshold(0.4), "fixed": FixedLen
 SHAPES = {"chain": (1,), "tree": (2, 2, 1), "pruned": TreeShape.pruned(3, 4.0)}
 
 
-@pytest.fixture(scope="module")
-def model() -> GatedDeltaNetForCausalLM:
-    return random_model(num_hidden_layers=4)
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> SkippableLM:
+    return FAMILIES[request.param](num_hidden_layers=4)
 
 
 def requests(sampling: SamplingParams | None = None, tokens: int = 26) -> list[Request]:
@@ -50,7 +50,7 @@ def requests(sampling: SamplingParams | None = None, tokens: int = 26) -> list[R
 
 
 @pytest.fixture(scope="module")
-def plain(model: GatedDeltaNetForCausalLM) -> list[list[int]]:
+def plain(model: SkippableLM) -> list[list[int]]:
     return [r.tokens for r in autoregressive(model, slots=4).run(requests())]
 
 
@@ -171,11 +171,11 @@ def test_a_reduced_vocabulary_drafts_its_own_tokens_alone(model, plain, slots):
     proposal = proposed(model, drafter, [5, 6, 7], DraftRequest(0, 9, 3))
     assert len(proposal.tree) == 9
     assert set(proposal.tree.tokens) <= set(vocabulary)
-    assert view.num_parameters == model.skipping(SOME).num_parameters - 31 * 64
+    assert view.num_parameters == model.skipping(SOME).num_parameters - 31 * model.config.hidden_size
 
 
 def proposed(
-    model: GatedDeltaNetForCausalLM, drafter: LayerSkipDrafter, text: list[int], request: DraftRequest
+    model: SkippableLM, drafter: LayerSkipDrafter, text: list[int], request: DraftRequest
 ) -> Proposal:
     """What is drafted after a text, of which the target has read all but the last token."""
     model.prefill([text[:-1]], cache=drafter.cache, slots=[request.slot])
@@ -292,7 +292,7 @@ def test_what_is_pending_is_committed_where_a_view_reads_and_waits_where_it_skip
     cache.defer(round, None, torch.tensor([2], dtype=torch.int32))
     view = model.skipping(SOME)  # without the mixer of layer 1
     logits, _ = view.forward(torch.tensor([[3]]), cache=cache, slots=slots)
-    for layer in range(4):
+    for layer in cache.state:  # keys and values are written at once
         want = old if layer == 1 else new
         assert torch.equal(cache.state[layer][0], want[2 * layer])
         assert torch.equal(cache.conv[layer][0], want[2 * layer + 1])

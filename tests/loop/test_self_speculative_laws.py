@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loop.models import random_model
+from loop.models import random_llama, random_model
 from loop.test_laws import LENGTH, PENALISED, PLAIN, PROMPT, exact_law, p_values
 from lossless.statistics import ALPHA
 from specdec.acceptance import SamplingParams
@@ -19,6 +19,7 @@ from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.shape import TreeShape
 from specdec.generation import Request
 from specdec.loop import Loop
+from specdec.models.base import SkippableLM
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.skipping import SkipSet
 
@@ -51,7 +52,7 @@ class Dropping(LayerSkipDrafter):
 
 
 def sampled(
-    model: GatedDeltaNetForCausalLM,
+    model: SkippableLM,
     params: SamplingParams,
     rule: str,
     exit: DraftExit,
@@ -74,6 +75,14 @@ def test_law_of_drafts_that_end_by_what_was_drawn(model, widen, branching, repla
     assert 0.05 < loop.statistics.acceptance_rate < 0.9
     assert len(loop.statistics.drafted_at) > 1  # not every draft ended with its first token
     assert min(p_values(texts, exact_law(model, range(VOCAB), LENGTH, params))) > ALPHA
+
+
+def test_law_of_drafts_of_a_llama():
+    llama = random_llama(0, vocab_size=VOCAB, num_hidden_layers=2, eos_token_ids=())
+    texts, loop = sampled(llama, PENALISED, "speculative", EXIT, widen=2)
+    assert 0.05 < loop.statistics.acceptance_rate < 0.9
+    assert len(loop.statistics.drafted_at) > 1
+    assert min(p_values(texts, exact_law(llama, range(VOCAB), LENGTH, PENALISED))) > ALPHA
 
 
 def test_dropping_the_token_that_ended_a_draft_is_found_out(model):

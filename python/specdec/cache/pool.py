@@ -84,18 +84,24 @@ class KVPool:
         given = [(i, e) for i, e in enumerate(entries) if e is not None]
         if not given or not accepted:
             return
-        for part in accepted:
-            self.reserve(part.at + part.size)
+        self.reserve(max(part.at + part.size for part in accepted))
         made = torch.stack([tensor for _, entry in given for tensor in entry])  # [2 L', B, N, HK, D]
         made = made.view(len(given), 2, *made.shape[1:])  # [L', 2, B, N, HK, D]
-        every = len(given) == len(entries)
-        layers = None if every else torch.tensor([i for i, _ in given])
-        for part in accepted:
-            new = made[:, :, part.row]  # [L', 2, N, HK, D]
-            new = new[:, :, : part.nodes] if isinstance(part.nodes, int) else new[:, :, list(part.nodes)]
-            new = new.transpose(2, 3)  # [L', 2, HK, n, D]
-            place = self.rows[:, :, part.slot, :, part.at : part.at + part.size]  # [L, 2, HK, n, D]
-            if layers is None:
-                place.copy_(new)
-            else:
-                place[layers] = new.to(place.dtype)
+        first = accepted[0]
+        if len(accepted) == 1 and isinstance(first.nodes, int) and len(given) == len(entries):
+            place = self.rows[:, :, first.slot, :, first.at : first.at + first.nodes]  # [L, 2, HK, n, D]
+            place.copy_(made[:, :, first.row, : first.nodes].transpose(2, 3))
+            return
+        rows, nodes, slots, places = torch.tensor(_tokens(accepted)).unbind(1)
+        made = made[:, :, rows, nodes]  # [L', 2, M, HK, D] of M tokens
+        for (layer, _), new in zip(given, made, strict=True):
+            self.rows[layer][:, slots, :, places] = new.transpose(0, 1)  # [M, 2, HK, D]
+
+
+def _tokens(accepted: Sequence[Accepted]) -> list[tuple[int, int, int, int]]:
+    """(row, node, slot, position) of each token to append."""
+    return [
+        (part.row, node, part.slot, part.at + i)
+        for part in accepted
+        for i, node in enumerate(range(part.nodes) if isinstance(part.nodes, int) else part.nodes)
+    ]

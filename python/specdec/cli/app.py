@@ -48,7 +48,10 @@ _DRAFTERS = _listed(list(DRAFTERS.items()))
 _DEFAULT_DRAFTER = f"Default: adapted+ngram where a drafter comes with the model, else {DEFAULT_DRAFTER}."
 _RULES = _listed([(name, rule.description) for name, rule in RULES.items()])
 
-Model = Annotated[str, typer.Option(help="An embedded model's name, or a directory with a checkpoint.")]
+Model = Annotated[
+    str,
+    typer.Option(help="A model's name (gdn-code, smollm2), a directory with a checkpoint, or a GGUF file."),
+]
 DtypeOption = Annotated[Dtype, typer.Option(help="Of the activations; the recurrent state is float32.")]
 CommitOption = Annotated[
     Commit, typer.Option(help="Fold accepted drafts into the state with the next round, or at once.")

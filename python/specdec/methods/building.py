@@ -108,11 +108,14 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
         _check_vocabulary(spec, model, target)
         return model
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+    from specdec.models.llama import LlamaForCausalLM
 
-    if not isinstance(target, GatedDeltaNetForCausalLM):
-        raise ValueError(f"drafter: {spec.label} wants a Gated DeltaNet, got a {type(target).__name__}")
     if spec.kind == "adapted":
+        if not isinstance(target, GatedDeltaNetForCausalLM):
+            raise ValueError(f"drafter: {spec.label} wants a Gated DeltaNet, got a {type(target).__name__}")
         return _load_adapted(spec, target)
+    if not isinstance(target, (GatedDeltaNetForCausalLM, LlamaForCausalLM)):
+        raise ValueError(f"drafter: {spec.label} wants a model of layers, got a {type(target).__name__}")
     most = target.config.num_hidden_layers - 1
     if spec.layers > most:
         raise ValueError(

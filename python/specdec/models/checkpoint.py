@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.models.config import GatedDeltaNetConfig, read_json_object
+from specdec.models.config import MAX_CONFIG_BYTES, MODEL_TYPE, GatedDeltaNetConfig, read_json_object
+from specdec.models.gguf_file import SMOLLM2, smollm2_file
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -58,28 +59,43 @@ def _assets() -> dict[str, Path]:
 
 
 def resolve_model(name_or_dir: str | os.PathLike[str]) -> Path:
-    """The directory of a model given by the name of an embedded model or by a directory with a `config.json`.
+    """Where a model is that is given by its name, its directory or its GGUF file.
 
-    A directory wins over an embedded model of the same name only when it is written as a path (`./gdn-code`).
+    Names are those of embedded models and "smollm2"; a directory has a `config.json`.
+
+    A directory wins over a name only when it is written as a path (`./gdn-code`).
 
     Raises:
-        ValueError: neither; the message lists what exists.
+        ValueError: none of these, or the package with "smollm2" is not installed.
     """
     embedded = embedded_models()
-    found = embedded.get(os.fspath(name_or_dir))
+    name = os.fspath(name_or_dir)
+    found = embedded.get(name)
     if found is not None:
         return found
+    if name == SMOLLM2:
+        return smollm2_file()
     path = Path(name_or_dir)
-    known = ", ".join(embedded) or "none"
+    if is_gguf(path):
+        return path
+    known = ", ".join([*embedded, SMOLLM2])
     if not path.is_dir():
-        raise ValueError(
-            f"model {str(name_or_dir)!r}: neither a directory nor an embedded model (embedded: {known})"
-        )
+        raise ValueError(f"model {name!r}: neither a directory, a GGUF file nor a model's name ({known})")
     if not (path / CONFIG_NAME).is_file():
-        raise ValueError(
-            f"model {str(name_or_dir)!r}: the directory has no {CONFIG_NAME} (embedded models: {known})"
-        )
+        raise ValueError(f"model {name!r}: the directory has no {CONFIG_NAME} (models with a name: {known})")
     return path
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether this is a GGUF file."""
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def model_type(source: Path) -> object:
+    """The `model_type` of what `resolve_model` found. Raises ValueError where it cannot be read."""
+    if is_gguf(source):
+        return "llama"
+    return read_json_object(source / CONFIG_NAME, MAX_CONFIG_BYTES).get("model_type", MODEL_TYPE)
 
 
 def load_config(directory: str | os.PathLike[str]) -> GatedDeltaNetConfig:
@@ -274,8 +290,9 @@ def read_tensors(
 
 
 def weights_sha256(directory: str | os.PathLike[str]) -> str:
-    """SHA-256 of a model's weights: of its safetensors file, or of its shards one after the other."""
-    return files_sha256(weight_files(Path(directory)))
+    """SHA-256 of a model's weights: of its safetensors or GGUF file, or of its shards one after the other."""
+    path = Path(directory)
+    return files_sha256([path] if is_gguf(path) else weight_files(path))
 
 
 def files_sha256(files: Sequence[Path]) -> str:

@@ -18,19 +18,19 @@ from specdec._checks import check_boolean, check_integer, check_number, shown
 
 MODEL_TYPE = "gated_deltanet"
 
-_MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 # Far above every published model and far below what would exhaust a machine through one dimension alone.
-_MAX_DIM = 1 << 17
+MAX_DIM = 1 << 17
 _MAX_HEAD_DIM = 1024
-_MAX_PARAMETERS = 1 << 38
+MAX_PARAMETERS = 1 << 38
 _SIZES = {
     "vocab_size": 1 << 22,
-    "hidden_size": _MAX_DIM,
+    "hidden_size": MAX_DIM,
     "num_hidden_layers": 1024,
     "num_heads": 1024,
     "num_v_heads": 1024,
     "head_dim": _MAX_HEAD_DIM,
-    "intermediate_size": _MAX_DIM,
+    "intermediate_size": MAX_DIM,
     "conv_size": 16,
 }
 
@@ -146,16 +146,11 @@ class GatedDeltaNetConfig:
                 f"want a value whose product with head_dim {self.head_dim} is whole"
             )
         check_integer("config: head_dim * expand_v", self.head_v_dim, 1, _MAX_HEAD_DIM)
-        check_integer("config: num_heads * head_dim", self.key_dim, 1, _MAX_DIM)
-        check_integer("config: num_v_heads * head_dim * expand_v", self.value_dim, 1, _MAX_DIM)
+        check_integer("config: num_heads * head_dim", self.key_dim, 1, MAX_DIM)
+        check_integer("config: num_v_heads * head_dim * expand_v", self.value_dim, 1, MAX_DIM)
         if self.conv_bias and not self.use_short_conv:
             raise ValueError("config: conv_bias: got true, want false because use_short_conv is false")
-        if self.bos_token_id is not None:
-            check_integer("config: bos_token_id", self.bos_token_id, 0, self.vocab_size - 1)
-        for token in self.eos_token_ids:
-            check_integer("config: eos_token_id", token, 0, self.vocab_size - 1)
-        if len(self.eos_token_ids) > 64:
-            raise ValueError(f"config: eos_token_id: got {len(self.eos_token_ids)} entries, want at most 64")
+        check_special_tokens(self.vocab_size, self.bos_token_id, self.eos_token_ids)
         previous = 0
         for layer in self.early_exit_layers:
             check_integer("config: early_exit_layers", layer, 1, self.num_hidden_layers - 1)
@@ -164,9 +159,9 @@ class GatedDeltaNetConfig:
                     f"config: early_exit_layers: got {layer} after {previous}, want ascending layers"
                 )
             previous = layer
-        if self.num_parameters > _MAX_PARAMETERS:
+        if self.num_parameters > MAX_PARAMETERS:
             raise ValueError(
-                f"config: got sizes for {self.num_parameters} parameters, want at most {_MAX_PARAMETERS}"
+                f"config: got sizes for {self.num_parameters} parameters, want at most {MAX_PARAMETERS}"
             )
 
     @property
@@ -239,7 +234,7 @@ class GatedDeltaNetConfig:
         intermediate_size = got["intermediate_size"]
         if intermediate_size is None:
             ratio = 4 if got["hidden_ratio"] is None else got["hidden_ratio"]
-            check_integer("config: hidden_size", hidden_size, 1, _MAX_DIM)
+            check_integer("config: hidden_size", hidden_size, 1, MAX_DIM)
             check_number("config: hidden_ratio", ratio, above=0.0, high=64.0)
             intermediate_size = -(-int(hidden_size * ratio * 2 / 3) // 256) * 256
         eos = got["eos_token_id"]
@@ -274,7 +269,7 @@ class GatedDeltaNetConfig:
     @classmethod
     def from_file(cls, path: str | Path) -> GatedDeltaNetConfig:
         """The configuration in the JSON file `path`. Raises ValueError where it is missing or not valid."""
-        return cls.from_dict(read_json_object(Path(path), _MAX_CONFIG_BYTES))
+        return cls.from_dict(read_json_object(Path(path), MAX_CONFIG_BYTES))
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of a `config.json` from which `from_dict` returns an equal configuration."""
@@ -304,6 +299,20 @@ class GatedDeltaNetConfig:
             "eos_token_id": list(self.eos_token_ids),
             "early_exit_layers": list(self.early_exit_layers),
         }
+
+
+def check_special_tokens(vocab_size: int, bos: int | None, eos: tuple[int, ...]) -> None:
+    """Refuses special tokens outside the vocabulary and lists of them that are no end tokens of a model.
+
+    Raises:
+        ValueError: names the field, what was given and what is wanted.
+    """
+    if bos is not None:
+        check_integer("config: bos_token_id", bos, 0, vocab_size - 1)
+    for token in eos:
+        check_integer("config: eos_token_id", token, 0, vocab_size - 1)
+    if len(eos) > 64:
+        raise ValueError(f"config: eos_token_id: got {len(eos)} entries, want at most 64")
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:

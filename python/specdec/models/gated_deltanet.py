@@ -21,6 +21,7 @@ from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.features import Feature, FeatureTap
+from specdec.models.prompts import padded_prompts
 from specdec.models.skip_file import check_vocabulary
 from specdec.models.skipping import SkipSet
 from specdec.ops.strategy import STRATEGIES
@@ -180,24 +181,16 @@ class GatedDeltaNetForCausalLM:
         tap: FeatureTap | None = None,
     ) -> Tensor:
         """Reads whole prompts into empty slots; see `CausalLM.prefill`."""
-        lengths = [len(p) for p in prompts]
-        if not prompts or min(lengths) < 1:
-            raise ValueError(f"prompts: got lengths {lengths}, want at least one token in each")
-        tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.long)
-        check_tokens(tokens, self.vocab_size)
+        tokens, lengths = padded_prompts(prompts, self.vocab_size)
         cache.reset(slots)
         slot_tensor = torch.as_tensor(list(slots), dtype=torch.int32)
-        length_tensor = torch.as_tensor(lengths, dtype=torch.int32)
-
         x = self._embeddings[tokens]  # [B, T, D]
         for i, layer in enumerate(self._layers):
-            x, o = layer.prefill(x, cache=cache, layer=i, slots=slot_tensor, lengths=length_tensor)
+            x, o = layer.prefill(x, cache=cache, layer=i, slots=slot_tensor, lengths=lengths)
             if tap is not None:
                 tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)
-        last = x[torch.arange(len(prompts)), length_tensor.long() - 1]  # [B, D]
+        last = x[torch.arange(len(prompts)), lengths.long() - 1]  # [B, D]
         return self._logits(last)
 
     @torch.inference_mode()
@@ -244,14 +237,3 @@ class GatedDeltaNetForCausalLM:
     def _logits(self, x: Tensor) -> Tensor:
         """Final norm and head in float32, so that a bfloat16 model does not round its logits into ties."""
         return ops.rms_norm_linear(x.float(), self._final_norm, self.config.norm_eps, self._head)
-
-
-def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Refuses prompts with tokens outside the vocabulary.
-
-    Raises:
-        ValueError: there is one.
-    """
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= vocab_size:
-        raise ValueError(f"prompts: got token ids from {low} to {high}, want 0 to {vocab_size - 1}")

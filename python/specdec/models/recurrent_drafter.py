@@ -29,7 +29,8 @@ from specdec.models.checkpoint import weights_sha256
 from specdec.models.drafter_checkpoint import VOCABULARY, load_drafter_config, load_drafter_weights
 from specdec.models.drafter_config import RecurrentDrafterConfig
 from specdec.models.features import Feature
-from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM, check_tokens
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.prompts import check_tokens
 
 
 class RecurrentDrafterModel:

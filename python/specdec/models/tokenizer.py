@@ -49,14 +49,14 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: str | os.PathLike[str], bos_token_id: int | None) -> Tokenizer:
         """The tokenizer in `directory/tokenizer.json`. Raises ValueError where it is missing or damaged."""
-        path = Path(directory) / TOKENIZER_NAME
-        if not path.is_file():
-            raise ValueError(f"{directory}: has no {TOKENIZER_NAME}")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises plain Exception
-            raise ValueError(f"{path}: not a readable tokenizer ({str(error).splitlines()[0]})") from None
-        return cls(backend, bos_token_id)
+        return cls(_read_backend(directory), bos_token_id)
+
+    @classmethod
+    def with_own_start(cls, directory: str | os.PathLike[str]) -> Tokenizer:
+        """Like `from_directory`, with the token that the tokenizer itself puts before a text, if it does."""
+        backend = _read_backend(directory)
+        start = backend.encode("", add_special_tokens=True).ids
+        return cls(backend, start[0] if start else None)
 
     @property
     def vocab_size(self) -> int:
@@ -90,6 +90,16 @@ class Tokenizer:
             cached = b"" if piece is None else _piece_bytes(piece)
             self._bytes[token] = cached
         return cached
+
+
+def _read_backend(directory: str | os.PathLike[str]) -> tokenizers.Tokenizer:
+    path = Path(directory) / TOKENIZER_NAME
+    if not path.is_file():
+        raise ValueError(f"{directory}: has no {TOKENIZER_NAME}")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises plain Exception
+        raise ValueError(f"{path}: not a readable tokenizer ({str(error).splitlines()[0]})") from None
 
 
 def _piece_bytes(piece: str) -> bytes:
