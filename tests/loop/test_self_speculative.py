@@ -118,8 +118,9 @@ def test_skipping_nothing_is_always_right(model, plain, exit):
     assert loop.statistics.accepted == loop.statistics.drafted
 
 
-def test_bfloat16_texts_are_plain_decodings():
-    model = random_model(num_hidden_layers=4, dtype=torch.bfloat16)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_texts_are_plain_decodings(family):
+    model = FAMILIES[family](num_hidden_layers=4, dtype=torch.bfloat16)
     plain = [r.tokens for r in autoregressive(model, slots=4).run(requests())]
     loop = self_speculative(model, SOME, slots=4, exit=ADAPTIVE, max_draft=5, adaptive=False)
     assert [r.tokens for r in loop.run(requests())] == plain
