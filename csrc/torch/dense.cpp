@@ -1,4 +1,4 @@
-// Bindings of the dense ops: linear, rms_norm, swiglu, gated_delta_gates.
+// Bindings of the dense ops: linear, rms_norm, swiglu, gated_delta_gates, rotate_heads.
 #include "../cpu/ops.h"
 #include "tensor_args.h"
 
@@ -181,6 +181,32 @@ std::tuple<Tensor, Tensor> gated_delta_gates(Tensor a, Tensor b, Tensor A_log, T
   return {g, beta};
 }
 
+Tensor rotate_heads(const Tensor& x, const Tensor& rotation) {
+  RotateHeadsParams p;
+  check_shape(x, "x", {-1, -1, -1, -1}, "[B, N, H, D]");
+  p.dtype = float_dtype(x, "x");
+  check_last_contiguous(x, "x");
+  p.B = x.size(0);
+  p.N = x.size(1);
+  p.H = x.size(2);
+  p.D = x.size(3);
+  STD_TORCH_CHECK(p.D % 2 == 0, "x: got D = ", p.D, ", want an even number");
+  check_dtype(rotation, "rotation", ScalarType::Float);
+  check_shape(rotation, "rotation", {p.B, p.N, 2, p.D}, "[B, N, 2, D]");
+  check_last_contiguous(rotation, "rotation");
+  STD_TORCH_CHECK(p.D == 0 || rotation.stride(2) == p.D, "rotation: got stride ", rotation.stride(2),
+                  " from cosines to sines, want D = ", p.D);
+  p.x = x.const_data_ptr();
+  p.x_stride = {x.stride(0), x.stride(1), x.stride(2)};
+  p.rotation = static_cast<const float*>(rotation.const_data_ptr());
+  p.rotation_stride_b = rotation.stride(0);
+  p.rotation_stride_n = rotation.stride(1);
+  Tensor y = new_contiguous(Device{}, {p.B, p.N, p.H, p.D}, aoti_dtype(x));
+  p.y = y.mutable_data_ptr();
+  check_status(cpu::rotate_heads(p), "rotate_heads");
+  return y;
+}
+
 }  // namespace
 
 }  // namespace specdec::binding
@@ -198,6 +224,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
       "gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
       "bool neg_eigval=False) -> (Tensor, Tensor)");
+  m.def("rotate_heads(Tensor x, Tensor rotation) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
@@ -207,4 +234,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&specdec::binding::rms_norm));
   m.impl("swiglu", TORCH_BOX(&specdec::binding::swiglu));
   m.impl("gated_delta_gates", TORCH_BOX(&specdec::binding::gated_delta_gates));
+  m.impl("rotate_heads", TORCH_BOX(&specdec::binding::rotate_heads));
 }

@@ -33,7 +33,7 @@ def load_model(
 
     Raises:
         ValueError: there is no such model, or its files are not what the format says.
-        ImportError: the operator library is not built, or a GGUF file is read without the package `gguf`.
+        ImportError: the operator library is not built.
     """
     source = resolve_model(name_or_dir)
     if _is_llama(source):
@@ -46,7 +46,7 @@ def load_model(
 
 
 def load_tokenizer(name_or_dir: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a model, given as for `load_model`. Raises ValueError and ImportError like it."""
+    """The tokenizer of a model, given as for `load_model`. Raises ValueError like it."""
     source = resolve_model(name_or_dir)
     if is_gguf(source):
         from specdec.models.gguf_tokenizer import gguf_tokenizer

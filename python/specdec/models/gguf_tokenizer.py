@@ -20,7 +20,6 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
     Raises:
         ValueError: the file is damaged or has another kind of tokenizer.
-        ImportError: the package `gguf` is not installed.
     """
     file = GGUFFile(path)
 

@@ -71,7 +71,6 @@ class LlamaForCausalLM:
 
         Raises:
             ValueError: the configuration or a tensor is not what the format says; the message names it.
-            ImportError: a GGUF file, and the package `gguf` is not installed.
         """
         config, weights = load_llama(Path(path), dtype=dtype)
         model = cls(config, weights, dtype=dtype)

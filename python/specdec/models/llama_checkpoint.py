@@ -60,7 +60,6 @@ def load_llama_config(source: Path) -> LlamaConfig:
 
     Raises:
         ValueError: it is missing or not valid.
-        ImportError: a GGUF file, and the package `gguf` is not installed.
     """
     if is_gguf(source):
         return LlamaConfig.from_dict(GGUFFile(source).config())
@@ -81,13 +80,14 @@ def load_llama(source: Path, *, dtype: torch.dtype = torch.float32) -> tuple[Lla
     Raises:
         ValueError: no weights, a damaged file, or tensors that are missing, unexpected, mis-shaped or not
             floating point.
-        ImportError: a GGUF file, and the package `gguf` is not installed.
     """
     if is_gguf(source):
         file = GGUFFile(source)
         config = LlamaConfig.from_dict(file.config())
         check_shapes(llama_tensors(config), file.shapes(), str(source))
-        return config, {name: file.tensor(name).to(_stored(name, dtype)) for name in llama_tensors(config)}
+        return config, {
+            name: file.tensor(name, config).to(_stored(name, dtype)) for name in llama_tensors(config)
+        }
     config = LlamaConfig.from_file(source / CONFIG_NAME)
     where, shapes = read_headers(
         weight_files(source), skipped=("lm_head.weight",) if config.tie_word_embeddings else ()

@@ -20,7 +20,7 @@ from specdec.ops.acceptance import (
     draw_tokens,
     sampling_probs,
 )
-from specdec.ops.attention import tree_attention
+from specdec.ops.attention import rotate_heads, tree_attention
 from specdec.ops.convolution import conv_commit, conv_verify
 from specdec.ops.dense import (
     PackedWeight,
@@ -60,6 +60,7 @@ __all__ = [
     "prefill",
     "rms_norm",
     "rms_norm_linear",
+    "rotate_heads",
     "sampling_probs",
     "swiglu",
     "swiglu_linear",

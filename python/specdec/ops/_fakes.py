@@ -113,6 +113,11 @@ def _rms_norm(x: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
+@_fake("rotate_heads")
+def _rotate_heads(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 @_fake("swiglu")
 def _swiglu(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
