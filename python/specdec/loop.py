@@ -31,6 +31,7 @@ from specdec.cache import DecodingCache, Round, path_tensor
 from specdec.costs import costs_of
 from specdec.drafters.base import FREE, Drafter, DraftRequest, DrawingDrafter, Prices
 from specdec.drafters.checking import check_proposals
+from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
@@ -66,7 +67,7 @@ class Loop:
         TypeError: `model`, `drafter`, `budget` or `observer` is something else: a name, a class instead of an
             instance, or a drafter that lacks a member of `Drafter`.
         ValueError: `commit` is neither of the two, there is no such rule of acceptance, or `cache` does not
-            have `slots` slots.
+            have `slots` slots or is not the one that `drafter` reads.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class Loop:
             raise TypeError(f"observer: got {shown(observer)}, want a RoundObserver, or None")
         if cache is not None and cache.slots != slots:
             raise ValueError(f"cache: got one of {cache.slots} slots, want {slots}")
+        if isinstance(drafter, LayerSkipDrafter) and drafter.cache is not cache:
+            raise ValueError("cache: got another one than the drafter reads, want drafter.cache")
         self.model = model
         self.drafter = drafter
         self._tap = FeatureTap(drafter.features) if drafter is not None and drafter.features else None
