@@ -12,6 +12,7 @@ from loop.models import random_model
 from loop.recurrent import random_drafter
 from specdec import ops
 from specdec.acceptance import SamplingParams
+from specdec.cache import Steps
 from specdec.drafters import DraftRequest, Proposal
 from specdec.drafters.base import FREE, Prices
 from specdec.drafters.recurrent import RecurrentDrafter
@@ -140,10 +141,10 @@ def arguments() -> dict[str, object]:
             slots=slots,
         )
         logits = model.logits(h[:, 0])
-    drafter = RecurrentDrafter(model)
-    steps = type(drafter._steps)()
+    steps = Steps()
     steps.extend(round)
-    rules = drafter._learned.rules(TreeShape((2,)), 0.0, torch.tensor([], dtype=torch.int64), None)
+    no_ends = torch.tensor([], dtype=torch.int64)
+    rules = RecurrentDrafter(model)._learned.rules(TreeShape((2,)), 0.0, no_ends, None)
     requests = [ops.TreeRequest(4, 3, 0), ops.TreeRequest(2, 1, 0)]
     return {"logits": logits, "requests": requests, "rules": rules} | model._continuing(
         h, cache, slots, steps
@@ -186,6 +187,9 @@ def test_limits_of_rows_hold() -> None:
 def test_wrong_arguments(name: str, change: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         grown(**{name: change})
+
+
+def test_branching_without_children() -> None:
     with pytest.raises(ValueError, match="branching: want numbers of children"):
         grown(rules=arguments()["rules"]._replace(branching=(0,)))  # type: ignore[attr-defined]
 

@@ -65,7 +65,7 @@ BlockOutputs verify_block_deferred(Tensor x, std::vector<Tensor> weights, Option
   const Projected from(x, w,
                        {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents,
                         lengths, scale, strategy});
-  const Named residual[] = {{"x", x}};
+  const Named residual[] = {{"x", x}};  // read again when the state has been written
   check_apart(Operands{{{"state", state}, {"conv_state", conv_state}}, Access::kWrite, residual});
   return finish(x, w, eps, from,
                 verify_layer_deferred(from.mixed, from.a, from.b, w.conv(), conv_bias, w.A_log(), w.dt_bias(),

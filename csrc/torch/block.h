@@ -16,22 +16,22 @@ class BlockWeights {
   }
 
   bool has_mlp() const { return list_.size() == 10; }
-  const Tensor& mixer_norm() const { return list_[0]; }
-  const Tensor& projections() const { return list_[1]; }
-  const Tensor& conv() const { return list_[2]; }
-  const Tensor& A_log() const { return list_[3]; }
-  const Tensor& dt_bias() const { return list_[4]; }
-  const Tensor& head_norm() const { return list_[5]; }
-  const Tensor& out() const { return list_[6]; }
-  const Tensor& mlp_norm() const { return list_[7]; }
-  const Tensor& gate_up() const { return list_[8]; }
-  const Tensor& down() const { return list_[9]; }
+  const Tensor& mixer_norm() const { return list_[0]; }   // [D]
+  const Tensor& projections() const { return list_[1]; }  // [C (+ HV DV) + 2 HV, D] packed, as all matrices
+  const Tensor& conv() const { return list_[2]; }         // [C, W]
+  const Tensor& A_log() const { return list_[3]; }        // [HV]
+  const Tensor& dt_bias() const { return list_[4]; }      // [HV]
+  const Tensor& head_norm() const { return list_[5]; }    // [DV]
+  const Tensor& out() const { return list_[6]; }          // [D, HV DV]
+  const Tensor& mlp_norm() const { return list_[7]; }     // [D]
+  const Tensor& gate_up() const { return list_[8]; }      // [2 F, D]
+  const Tensor& down() const { return list_[9]; }         // [D, F]
 
  private:
   const std::vector<Tensor>& list_;
 };
 
-// What both forms take besides x and the earlier nodes.
+// What both forms take besides x and the earlier nodes; see verify_layer.
 struct BlockArgs {
   const std::vector<Tensor>& weights;
   const OptionalTensor& conv_bias;
@@ -49,8 +49,10 @@ struct BlockPrefix {
   const OptionalTensor &k, &u, &g, &parents, &mixed;
 };
 
-using BlockOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;  // x, o, mixed, k, u, g
+// x [B, N, D], o [B, N, HV, DV], mixed [B, N, C], and the factors k, u, g.
+using BlockOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
+// x [B, N, D].
 BlockOutputs verify_block(const Tensor& x, const BlockArgs& args, const BlockPrefix& prefix);
 
 }  // namespace specdec::binding

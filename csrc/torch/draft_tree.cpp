@@ -1,4 +1,5 @@
-// Binding of a whole deterministic draft: draft_tree.
+// Binding of a whole deterministic draft: draft_tree. No more than the levels is here; their choices are
+// draft_growth.h's.
 #include "../cpu/ops.h"
 #include "draft_step.h"
 #include "specdec/draft_growth.h"
@@ -7,7 +8,7 @@ namespace specdec::binding {
 
 namespace {
 
-constexpr int64_t kRankCount = 3;
+constexpr int64_t kRankCount = 3;  // RANKS of drafters/calibration.py
 
 // The children of each row of logits [R, V'] and their probabilities, `count` a row.
 struct Children {
@@ -143,6 +144,35 @@ const int64_t* longs(const Tensor& t, const char* name, int64_t size) {
   return present<int64_t>(t);
 }
 
+// Of all trees: drafts [B + 1] and last the number of levels; tokens, parents and ranks [B, 3, most] and
+// chances and probabilities [B, 2, most], -1 and 0 beyond a tree's drafts.
+std::tuple<Tensor, Tensor, Tensor> results(const std::vector<GrowingTree>& trees, int64_t levels) {
+  const int64_t B = static_cast<int64_t>(trees.size());
+  int64_t most = 0;
+  for (const GrowingTree& tree : trees) most = std::max(most, tree.drafts());
+  const Tensor counts = new_contiguous(Device{}, {B + 1}, aoti_torch_dtype_int64());
+  const Tensor nodes = new_contiguous(Device{}, {B, 3, most}, aoti_torch_dtype_int64());
+  const Tensor chances = new_contiguous(Device{}, {B, 2, most}, aoti_torch_dtype_float64());
+  int64_t* count = static_cast<int64_t*>(counts.mutable_data_ptr());
+  int64_t* node = static_cast<int64_t*>(nodes.mutable_data_ptr());
+  double* chance = static_cast<double*>(chances.mutable_data_ptr());
+  std::fill(node, node + B * 3 * most, -1);
+  std::fill(chance, chance + B * 2 * most, 0.0);
+  count[B] = levels;
+  for (int64_t b = 0; b < B; ++b) {
+    count[b] = trees[b].drafts();
+    for (int64_t i = 0; i < count[b]; ++i) {
+      const GrownNode& grown = trees[b].nodes[i + 1];
+      node[(3 * b) * most + i] = grown.token;
+      node[(3 * b + 1) * most + i] = grown.parent;
+      node[(3 * b + 2) * most + i] = grown.rank;
+      chance[(2 * b) * most + i] = grown.chance;
+      chance[(2 * b + 1) * most + i] = grown.probability;
+    }
+  }
+  return {counts, nodes, chances};
+}
+
 std::tuple<Tensor, Tensor, Tensor> draft_tree(
     Tensor logits, Tensor requests, Tensor prices, OptionalTensor inverse_temperatures, Tensor ratios,
     Tensor edges, double most_chance, double child_chance, double level_price, std::vector<int64_t> branching,
@@ -223,30 +253,7 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
       row += static_cast<int64_t>(tree.wanted().size());
     }
   }
-
-  int64_t most = 0;
-  for (const GrowingTree& tree : trees) most = std::max(most, tree.drafts());
-  const Tensor counts = new_contiguous(Device{}, {B + 1}, aoti_torch_dtype_int64());
-  const Tensor nodes = new_contiguous(Device{}, {B, 3, most}, aoti_torch_dtype_int64());
-  const Tensor chances = new_contiguous(Device{}, {B, 2, most}, aoti_torch_dtype_float64());
-  int64_t* count = static_cast<int64_t*>(counts.mutable_data_ptr());
-  int64_t* node = static_cast<int64_t*>(nodes.mutable_data_ptr());
-  double* chance = static_cast<double*>(chances.mutable_data_ptr());
-  std::fill(node, node + B * 3 * most, -1);
-  std::fill(chance, chance + B * 2 * most, 0.0);
-  count[B] = levels;
-  for (int64_t b = 0; b < B; ++b) {
-    count[b] = trees[b].drafts();
-    for (int64_t i = 0; i < count[b]; ++i) {
-      const GrownNode& grown = trees[b].nodes[i + 1];
-      node[(3 * b) * most + i] = grown.token;
-      node[(3 * b + 1) * most + i] = grown.parent;
-      node[(3 * b + 2) * most + i] = grown.rank;
-      chance[(2 * b) * most + i] = grown.chance;
-      chance[(2 * b + 1) * most + i] = grown.probability;
-    }
-  }
-  return {counts, nodes, chances};
+  return results(trees, levels);
 }
 
 }  // namespace
@@ -256,13 +263,12 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
       "draft_tree(Tensor logits, Tensor requests, Tensor prices, Tensor? inverse_temperatures, Tensor "
-      "ratios, "
-      "Tensor edges, float most_chance, float child_chance, float level_price, int[] branching, float? tau, "
-      "int most_run, int most_nodes, Tensor ends, Tensor? vocabulary, Tensor outputs, Tensor table, "
-      "Tensor? own_norm, Tensor? own_weight, Tensor[] weights, Tensor? conv_bias, bool gated, float eps, "
-      "bool neg_eigval, Tensor conv_state, Tensor state, Tensor? slots, Tensor? prefix_k, Tensor? prefix_u, "
-      "Tensor? prefix_g, Tensor? prefix_parents, Tensor? prefix_mixed, Tensor norm, Tensor head, int vocab, "
-      "float? scale, int strategy) -> (Tensor counts, Tensor nodes, Tensor chances)");
+      "ratios, Tensor edges, float most_chance, float child_chance, float level_price, int[] branching, "
+      "float? tau, int most_run, int most_nodes, Tensor ends, Tensor? vocabulary, Tensor outputs, Tensor "
+      "table, Tensor? own_norm, Tensor? own_weight, Tensor[] weights, Tensor? conv_bias, bool gated, float "
+      "eps, bool neg_eigval, Tensor conv_state, Tensor state, Tensor? slots, Tensor? prefix_k, Tensor? "
+      "prefix_u, Tensor? prefix_g, Tensor? prefix_parents, Tensor? prefix_mixed, Tensor norm, Tensor head, "
+      "int vocab, float? scale, int strategy) -> (Tensor counts, Tensor nodes, Tensor chances)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) { m.impl("draft_tree", TORCH_BOX(&specdec::binding::draft_tree)); }

@@ -185,7 +185,7 @@ class DraftBudget:
         if not self.adaptive or self.max_draft == 0:
             return FREE
         rate = self.rate(rows)
-        drafts = max(1, round(self._rates[rows].drafts)) if rows in self._rates else 4
+        drafts = max(1, round(self._rates.get(rows, Rate()).drafts))
         seconds = self._seconds(rows, 1 + drafts)
         return Prices(rate * (seconds[1 + drafts] - seconds[1]) / (drafts * rows), rate)
 

@@ -61,7 +61,6 @@ class GrowingTree {
   int64_t depth() const { return depth_; }
   bool priced() const { return request_.priced; }
   const std::vector<int64_t>& wanted() const { return wanted_; }  // of the last `choose`
-  const std::vector<int64_t>& counts() const { return counts_; }  // children of each of them
 
   // Chooses which nodes of the last level get children; what priced ones are hoped to bring.
   double choose() {
@@ -157,7 +156,7 @@ class GrowingTree {
 
   const GrowthRules& rules_;
   const GrowthRequest request_;
-  std::vector<int64_t> level_, wanted_, counts_;
+  std::vector<int64_t> level_, wanted_, counts_;  // counts_: children of each wanted node
   int64_t depth_ = 0, run_ = 0;
 };
 

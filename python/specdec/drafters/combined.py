@@ -23,8 +23,8 @@ from specdec.tree import TokenTree
 
 COVERED = (0.01, 0.3, 0.6, 1.0, 2.0, 4.0)  # tokens that the free drafter brings: where classes begin
 BEYOND = (1.0, 0.85, 0.7, 0.5, 0.25, 0.12, 0.06)  # what the other one brings beyond them, by class
-WEIGHT = 5.0
-MEMORY = 0.99
+WEIGHT = 5.0  # drafts that the drafters' own word counts for, in each case of agreement
+MEMORY = 0.99  # of what became of the drafts of a case
 RATE_MEMORY = 0.98  # of what follows a class of rounds
 RATE_WEIGHT = 8.0  # tokens that the rate of all rounds counts for there
 

@@ -19,7 +19,7 @@ CHILD = 0.02  # of what is known of best children, for each that is seen
 
 
 class Experience:
-    """With trees of one shape, and with a number of threads.
+    """What drafting with one model, trees of one shape and a number of threads has shown.
 
     Attributes:
         calibration: by whether a request is greedy.
@@ -56,19 +56,26 @@ class Experience:
     def rules(
         self, shape: TreeShape, level_price: float, ends: Tensor, vocabulary: Tensor | None
     ) -> TreeRules:
-        """How trees grow, as the operator takes it."""
+        """How trees grow, as `ops.draft_tree` takes it.
+
+        Args:
+            shape: of the trees.
+            level_price: expected tokens that a level must bring.
+            ends: int64 [E] tokens that end a text.
+            vocabulary: int64 [V'] tokens of the columns of the drafter's logits; None: all.
+        """
         return TreeRules(
-            shape.branching,
-            shape.tau,
-            self._ratios,
-            self._edges,
-            MOST,
-            self.best_child,
-            level_price,
-            MOST_RUN,
-            MAX_SERIAL_NODES,
-            ends,
-            vocabulary,
+            branching=shape.branching,
+            tau=shape.tau,
+            ratios=self._ratios,
+            edges=self._edges,
+            most_chance=MOST,
+            child_chance=self.best_child,
+            level_price=level_price,
+            most_run=MOST_RUN,
+            most_nodes=MAX_SERIAL_NODES,
+            ends=ends,
+            vocabulary=vocabulary,
         )
 
 

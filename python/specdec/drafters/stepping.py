@@ -22,7 +22,7 @@ from specdec._host import MAX_SERIAL_NODES
 from specdec.cache import DecodingCache, Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import outcomes
-from specdec.drafters.draws import Children, Parent, draw_children, inverse_temperature
+from specdec.drafters.draws import Children, Parent, draw_children
 from specdec.drafters.experience import experience_of
 from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.proposal import Proposal
@@ -82,6 +82,7 @@ class SteppingDrafter(ABC):
     Attributes:
         stepped: the model.
         shape: of the trees.
+        calibration: by whether a request is greedy, what its drafts' chances are learned to be.
 
     Raises:
         ValueError: `branching` is no such list, or `slots` no number from 1 on.
@@ -107,10 +108,9 @@ class SteppingDrafter(ABC):
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
-        learned = experience_of(model, self.shape)
-        self._learned = learned
-        self.calibration = learned.calibration
-        self._worth = learned.worth
+        self._learned = experience_of(model, self.shape)
+        self.calibration = self._learned.calibration
+        self._worth = self._learned.worth
         self.stepped = model
         self._cache = model.new_cache(slots) if cache is None else cache
         self._vocab_size = model.vocab_size
@@ -368,20 +368,8 @@ class SteppingDrafter(ABC):
         """Grows all trees in one call, as `_draft` does level by level, if the drafter can."""
         learned = self._learned
         level = learned.level_seconds(len(trees))
-        requests, second = [], 0.0
-        for tree, state in zip(trees, states, strict=True):
-            request, sampling = tree.request, tree.request.sampling
-            second = max(second, request.prices.second)
-            requests.append(
-                TreeRequest(
-                    request.max_nodes,
-                    tree.deepest,
-                    state.columns[0],
-                    0 if sampling.greedy else 1,
-                    request.prices.node if request.prices.second > 0.0 else None,
-                    inverse_temperature(sampling),
-                )
-            )
+        requests = [tree.at_once(state.columns[0]) for tree, state in zip(trees, states, strict=True)]
+        second = max(tree.request.prices.second for tree in trees)
         rules = learned.rules(self.shape, second * level(), self._end_tensor, self._vocabulary_tensor)
         start = perf_counter()
         found = self.run_trees(logits, requests, rules)

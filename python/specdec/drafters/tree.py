@@ -19,10 +19,10 @@ from torch import Tensor
 
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
-from specdec.drafters.draws import Parent
+from specdec.drafters.draws import Parent, inverse_temperature
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
-from specdec.ops import GrownTree
+from specdec.ops import GrownTree, TreeRequest
 from specdec.tree import TokenTree
 
 MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those included that are left out later
@@ -229,8 +229,26 @@ class GrowingTree:
             self.said.append((probability, rank))
             self._rows.append(row)
 
+    def at_once(self, root: int) -> TreeRequest:
+        """What `ops.draft_tree` takes for this tree, whose nodes `take` then adds.
+
+        Args:
+            root: the prefix's node of the last emitted token.
+        """
+        request = self.request
+        return TreeRequest(
+            max_nodes=request.max_nodes,
+            max_depth=self.deepest,
+            root=root,
+            table=0 if request.sampling.greedy else 1,  # in the order of `Experience.rules`
+            node_price=request.prices.node if request.prices.second > 0.0 else None,
+            inverse_temperature=inverse_temperature(request.sampling),
+        )
+
     def take(self, grown: GrownTree) -> None:
-        """Takes the nodes of a tree that was grown elsewhere by the same rules."""
+        """Takes all nodes of a tree that `ops.draft_tree` grew by the same rules; it is then proposed, and
+        grows no further.
+        """
         self.tokens += grown.tokens
         self.parents += grown.parents
         self.chances += grown.chances

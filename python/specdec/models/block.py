@@ -158,7 +158,7 @@ class GatedDeltaNetBlock:
             layer: this block's number in it.
             slots, parents, lengths, prefix: as for `CausalLM.forward`.
             pending: what the cache handed out for these slots.
-            strategy: of `ops.verify_layer`, or "solve".
+            strategy: of `ops.verify_block`, or "solve".
             mixer: False skips the token mixer, which then has neither output nor factors.
             mlp: False skips the MLP.
 

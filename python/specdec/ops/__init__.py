@@ -2,10 +2,11 @@
 of acceptance.
 
 Importing this package loads the operator library and registers the namespace `specdec` with torch. The raw
-operators are `torch.ops.specdec.*`. Every one has a twin in plain Python and float64: in
-`specdec.ops.reference` those of the recurrences and of the convolution, in `specdec.ops.attention_reference`
-that of attention, in `specdec.ops.dense` those of the dense layers (`linear_reference`, ...), in
-`specdec.acceptance` the rules and the processing of logits.
+operators are `torch.ops.specdec.*`. Their twins in plain Python and float64 are: in `specdec.ops.reference`
+those of the recurrences and of the convolution, in `specdec.ops.attention_reference` that of attention, in
+`specdec.ops.dense` those of the dense layers (`linear_reference`, ...), in `specdec.acceptance` the rules and
+the processing of logits. Operators that are several of these in one call (`verify_layer`, `verify_block`,
+`draft_step`) have the bits of their parts, and `draft_tree` makes the choices of `specdec.drafters.tree`.
 
 The operators are for inference: none has a backward. An input that requires grad is an error in grad mode;
 call them under `torch.no_grad()` or `torch.inference_mode()`, or pass `.detach()`.

@@ -1,8 +1,8 @@
 """A whole Gated DeltaNet block in one call.
 
 With a few rows, which is what decoding has, a call of an operator costs as much as its work. A thin wrapper:
-every check of an argument is in C++. Letters as in `specdec.ops.recurrence` and `specdec.ops.convolution`, D
-the width of the residual stream.
+weights are checked once, when they are made, and what comes with a call in C++. Letters as in
+`specdec.ops.recurrence` and `specdec.ops.convolution`, D the width of the residual stream.
 """
 
 from __future__ import annotations
