@@ -1,6 +1,7 @@
 // Bindings of the dense ops: linear, rms_norm, swiglu, gated_delta_gates, rotate_heads.
+#include "dense.h"
+
 #include "../cpu/ops.h"
-#include "tensor_args.h"
 
 namespace specdec::binding {
 
@@ -70,19 +71,33 @@ void check_same(const Tensor& t, const char* name, const Tensor& x, const char* 
                   shape_string(x));
 }
 
+WeightType weight_type(const Tensor& weight) {
+  check_given(weight, "weight");
+  switch (weight.scalar_type()) {
+    case ScalarType::Float:
+      return WeightType::kFloat32;
+    case ScalarType::BFloat16:
+      return WeightType::kBFloat16;
+    case ScalarType::Char:
+      return WeightType::kInt8;
+    default:
+      STD_TORCH_CHECK(false, "weight: got dtype ", torch::headeronly::toString(weight.scalar_type()),
+                      ", want float32, bfloat16 or int8");
+  }
+}
+
 // The packed weight and what it says about the product's sizes.
 LinearParams linear_params(const Tensor& weight, const OptionalTensor& bias, int64_t out_features) {
   LinearParams p;
   p.N = out_features;
   const int64_t panels = (p.N + kPanelWidth - 1) / kPanelWidth;
-  p.weight_dtype = float_dtype(weight, "weight");
-  STD_TORCH_CHECK(p.weight_dtype != DType::kFloat16, "weight: got dtype Half, want float32 or bfloat16");
-  STD_TORCH_CHECK(weight.dim() >= 2 && weight.size(1) > 0 && weight.size(0) == panels &&
-                      weight.numel() == panels * weight.size(1) * kPanelWidth,
-                  "weight: got shape ", shape_string(weight), ", want panels as pack_weight makes them for ",
-                  p.N, " outputs");
+  p.weight_type = weight_type(weight);
+  p.K = packed_inputs(weight);
+  STD_TORCH_CHECK(
+      p.K > 0 && weight.size(0) == panels && weight.numel() == panels * weight.size(1) * kPanelWidth,
+      "weight: got shape ", shape_string(weight), ", want panels as pack_weight makes them for ", p.N,
+      " outputs");
   check_contiguous(weight, "weight");
-  p.K = weight.size(1);
   p.weight = weight.const_data_ptr();
   if (bias.has_value()) p.bias = float_vector(*bias, "bias", p.N, "[out]");
   return p;
@@ -105,6 +120,13 @@ Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_features
   LinearParams p = linear_params(weight, bias, out_features);
   p.x = rows_view(x, "x", p.K);
   return run_linear(p, x, residual);
+}
+
+}  // namespace
+
+int64_t packed_inputs(const Tensor& weight) {
+  if (weight.dim() < 2) return 0;
+  return weight.size(1) - (weight.scalar_type() == ScalarType::Char ? kScaleRows : 0);
 }
 
 Tensor rms_norm_linear(Tensor x, Tensor norm_weight, double eps, Tensor weight, OptionalTensor bias,
@@ -132,6 +154,8 @@ Tensor swiglu_linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_f
   p.x = rows_view(x, "x", 2 * p.K);
   return run_linear(p, x, residual);
 }
+
+namespace {
 
 Tensor rms_norm(Tensor x, Tensor weight, double eps, OptionalTensor gate) {
   RmsNormParams p;
