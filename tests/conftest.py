@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from specdec.learned import forget
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
@@ -14,6 +16,12 @@ def one_thread() -> None:
     for more with `set_threads`.
     """
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned() -> None:
+    """A test begins with what a new process knows about a model's speed and its drafters."""
+    forget()
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ import pytest
 
 from specdec.budget import DraftBudget, SequenceBudget
 from specdec.costs import RoundCost, prior_cost
+from specdec.drafters import combined
 from specdec.drafters.worth import EXPLORE_EVERY, Exploration, SecondsOfLate, Worth
+from specdec.learned import PerModel, forget
 from specdec.tree import TokenTree
 
 
@@ -234,26 +236,26 @@ def test_a_drafter_that_brings_less_than_its_time_is_asked_rarely() -> None:
     worth = Worth()
     asked = []
     for i in range(2000):
-        (good,) = worth.choose([0], 1000.0)
+        (good,) = worth.choose([0], [1000.0])
         if good:
             asked.append(i)
             worth.observe([(0, 0.3)], 0.001)  # it had to bring one token
     first = next(i for i in range(2000) if i not in asked)
     assert 0 < first < 10
     assert len(asked) <= first + 7  # after 16, 32, ... rounds
-    while worth.choose([0], 1000.0) == [False]:
+    while worth.choose([0], [1000.0]) == [False]:
         pass
     worth.observe([(0, 4.0)], 0.001)  # a try that brought much is followed by more
-    assert worth.choose([0], 1000.0) == [True]
+    assert worth.choose([0], [1000.0]) == [True]
 
 
 def test_classes_are_told_apart() -> None:
     worth = Worth((1.0, 0.5))
     for _ in range(20):
         worth.observe([(0, 2.0), (1, 0.01)], 0.001)
-    assert worth.choose([0, 1, 0], 1000.0) == [True, False, True]
-    assert worth.choose([1], 1000.0) == [False]
-    tried = [worth.choose([1], 1000.0)[0] for _ in range(EXPLORE_EVERY)]
+    assert worth.choose([0, 1, 0], [1000.0] * 3) == [True, False, True]
+    assert worth.choose([1], [1000.0]) == [False]
+    tried = [worth.choose([1], [1000.0])[0] for _ in range(EXPLORE_EVERY)]
     assert sum(tried) == 1
 
 
@@ -261,19 +263,55 @@ def test_what_is_not_known_of_a_class_follows_from_the_others() -> None:
     worth = Worth((1.0, 0.5))
     for _ in range(30):
         worth.observe([(0, 1.2)], 0.001)
-    assert worth.choose([0], 1000.0) == [True]
-    assert worth.choose([1], 1000.0) == [False]  # half of that is less than the token that it costs
+    assert worth.choose([0], [1000.0]) == [True]
+    assert worth.choose([1], [1000.0]) == [False]  # half of that is less than the token that it costs
     for _ in range(30):
         worth.observe([(1, 1.2)], 0.001)
-    assert worth.choose([1], 1000.0) == [True]
+    assert worth.choose([1], [1000.0]) == [True]
 
 
 def test_sequences_share_the_time_of_a_call() -> None:
     worth = Worth()
     for _ in range(20):
         worth.observe([(0, 0.4)] * 4, 0.001)
-    assert worth.choose([0], 1000.0) == [False]
-    assert worth.choose([0] * 4, 1000.0) == [True] * 4
+    assert worth.choose([0], [1000.0]) == [False]
+    assert worth.choose([0] * 4, [1000.0] * 4) == [True] * 4
+
+
+def test_a_second_is_worth_what_each_sequence_says() -> None:
+    worth = Worth()
+    for _ in range(20):
+        worth.observe([(0, 1.0)], 0.001)
+    assert worth.choose([0], [900.0]) == [True]
+    assert worth.choose([0], [1200.0]) == [False]
+    # Half of the time of a call for two is too dear for the one, and the other alone does not pay for a call.
+    assert worth.choose([0, 0], [900.0, 4800.0]) == [True, False]
+
+
+def test_tokens_are_worth_more_where_slow_rounds_follow() -> None:
+    following = combined._Following()
+    assert following(0, 500.0) == pytest.approx(500.0)
+    for _ in range(200):
+        following.observe(0, 1, 0.002)
+        following.observe(5, 4, 0.002)
+    assert following(0, 1000.0) == pytest.approx(500.0, rel=0.1)
+    assert following(5, 1000.0) == pytest.approx(2000.0, rel=0.1)
+
+
+def test_learned_things_are_kept_by_model_and_key_and_forgotten() -> None:
+    class Model:
+        pass
+
+    class Slotted:
+        __slots__ = ()
+
+    kept: PerModel[list[int]] = PerModel(list)
+    one, other = Model(), Model()
+    kept(one, "a").append(1)
+    assert (kept(one, "a"), kept(one, "b"), kept(other, "a")) == ([1], [], [])
+    assert kept(Slotted(), "a") is not kept(Slotted(), "a")
+    forget()
+    assert kept(one, "a") == []
 
 
 def test_whole_drafts_are_verified_as_they_are() -> None:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from loop.models import random_model
 from loop.recurrent import random_drafter, random_files
+from specdec import ops
 from specdec.acceptance import SamplingParams
 from specdec.cache import Steps
 from specdec.drafters import DraftRequest, Proposal, ProposalKind, stepping
+from specdec.drafters.calibration import Calibration
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.drafters.shape import TreeShape
 from specdec.models.checkpoint import weights_sha256
@@ -165,27 +167,57 @@ def test_prefill_chain_and_tree_are_the_arithmetic(variant, target):
 
     # A tree below the last token: 7 -> (8 -> 9, 10), and 11 beside it, on the drafter's own outputs.
     drafted, parents = [7, 8, 10, 9, 11], [-1, 0, 0, 1, -1]
-    outputs, memories, own = [want], [memory], h[:, 3:]
+    outputs, memories = [want], [memory]
     place = {-1: 3}
     for node, (token, parent) in enumerate(zip(drafted, parents, strict=True)):
-        above = place[parent]
-        got, new = model.forward(
+        place[node] = len(steps)
+        rows, h = model.step(
             torch.tensor([[token]]),
-            own=own[:, [parent + 1]] if config.features else None,
+            h,
             cache=cache,
             slots=slots,
-            parents=torch.tensor([[above]], dtype=torch.int32),
+            parents=torch.tensor([[place[parent]]], dtype=torch.int32),
             prefix=steps,
         )
-        place[node] = len(steps)
-        steps.extend(new)
-        own = torch.cat([own, got], dim=1)
+        assert len(steps) == h.shape[1] == place[node] + 1
         carried = {"own": outputs[parent + 1]} if config.features else {}
         logits, want, after = plain.step(token, memories[parent + 1], **carried)
         outputs.append(want)
         memories.append(after)
-        torch.testing.assert_close(got[0, 0].double(), want, **TOLERANCE)
-        assert_logits(model, got[0, 0], logits)
+        torch.testing.assert_close(h[0, -1].double(), want, **TOLERANCE)
+        assert_logits(model, h[0, -1], logits)
+        assert torch.equal(rows, model.logits(h[:, -1]))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("variant", ["fused", "draft vocabulary"])
+def test_matrices_in_int8_are_those_of_rounded_weights(variant, target):
+    """All but the table's: what a drafter computes is what one of the rounded weights does."""
+    config, tensors = random_files(target, 1, **VARIANTS[variant])
+    rounded = {
+        name: ops.pack_weight(t, torch.int8).unpack() if t.dim() == 2 and "conv" not in name else t
+        for name, t in tensors.items()
+    }
+    rounded["embed_proj.weight"] = tensors["embed_proj.weight"]
+    model = RecurrentDrafterModel(config, tensors, target, weight_dtype=torch.int8)
+    plain = RecurrentDrafterModel(config, rounded, target)
+    generator = torch.Generator().manual_seed(4)
+    text, drafted = (torch.randint(0, 61, (1, n), generator=generator) for n in (6, 3))
+    seen, slots = torch.randn(1, 6, config.feature_size, generator=generator), torch.zeros(1).int()
+    outputs, logits = [], []
+    for drafter in (model, plain):
+        cache, steps = drafter.new_cache(1), Steps()
+        h, round = drafter.forward(text, features=seen, cache=cache, slots=slots)
+        steps.extend(round)
+        parents = torch.tensor([[5, 5, 2]], dtype=torch.int32)
+        rows, h = drafter.step(drafted, h, cache=cache, slots=slots, parents=parents, prefix=steps)
+        outputs.append(h)
+        logits.append(rows)
+    torch.testing.assert_close(*outputs, **TOLERANCE)
+    assert not torch.equal(*outputs)  # the scale is multiplied later
+    head = ops.pack_weight(plain._head.unpack(), torch.int8)
+    want = ops.rms_norm_linear(outputs[0][0, 6:], tensors["norm.weight"], config.layer.norm_eps, head)
+    assert torch.equal(logits[0], want)
 
 
 def assert_logits(model: RecurrentDrafterModel, h: Tensor, want: Tensor) -> None:
@@ -219,19 +251,20 @@ def test_what_a_drafted_token_reads_is_counted(variant, target):
 
 
 def test_inputs_that_a_drafter_does_not_have_are_refused(target):
-    features, own = torch.zeros(1, 1, 192), torch.zeros(1, 1, 64)
-    for variant, wrong in (
-        ("fused", [{}, {"features": features, "own": own}]),
-        ("independent", [{"features": features}, {"own": own}]),
+    for variant, features, message in (
+        ("one feature", None, r"^features: got None, want a tensor: the drafter reads \['hidden:0'\]$"),
+        (
+            "independent",
+            torch.zeros(1, 1, 64),
+            r"^features: got a tensor, want None: the drafter reads \[\]$",
+        ),
     ):
         model = random_drafter(target, **VARIANTS[variant])
         cache, token = model.new_cache(1), torch.tensor([[3]])
-        for given in wrong:
-            names = " and ".join(given) or "neither"
-            with pytest.raises(ValueError, match=f"^features, own: got {names}, want"):
-                model.forward(token, cache=cache, slots=torch.zeros(1, dtype=torch.int32), **given)
-        with pytest.raises(ValueError, match=r"^features, own: got"):
-            model.prefill(token, wrong[0].get("features"), cache=cache, slots=[0], lengths=[1])
+        with pytest.raises(ValueError, match=message):
+            model.forward(token, features=features, cache=cache, slots=torch.zeros(1, dtype=torch.int32))
+        with pytest.raises(ValueError, match=message):
+            model.prefill(token, features, cache=cache, slots=[0], lengths=[1])
 
 
 def test_a_drafter_of_other_weights_is_refused(tmp_path):
@@ -507,4 +540,6 @@ def test_first_drafts_are_the_likeliest_after_the_text(target):
     assert list(proposal.tree.tokens) == logits.topk(3).indices.tolist()
     said = logits.softmax(0)[list(proposal.tree.tokens)]
     # By twice the error of logits of size 4, TOLERANCE: 2 x (1e-4 + 1e-4 x 4).
-    torch.testing.assert_close(torch.tensor(proposal.chances).double(), said, rtol=1e-3, atol=0)
+    calibration = Calibration(greedy=True)
+    want = [calibration(probability, rank) for rank, probability in enumerate(said.tolist())]
+    assert proposal.chances == pytest.approx(want, rel=1e-3)

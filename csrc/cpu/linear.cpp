@@ -140,10 +140,13 @@ Status linear(const LinearParams& p) {
       const int64_t row_begin = rows * r / rows_of_blocks, row_end = rows * (r + 1) / rows_of_blocks;
       const int64_t panel_begin = panels * c / columns_of_blocks,
                     panel_end = panels * (c + 1) / columns_of_blocks;
-      if (p.weight_dtype == DType::kBFloat16) {
-        block<X, bf16>(p, row_begin, row_end, panel_begin, panel_end);
-      } else {
-        block<X, float>(p, row_begin, row_end, panel_begin, panel_end);
+      switch (p.weight_type) {
+        case WeightType::kFloat32:
+          return block<X, float>(p, row_begin, row_end, panel_begin, panel_end);
+        case WeightType::kBFloat16:
+          return block<X, bf16>(p, row_begin, row_end, panel_begin, panel_end);
+        case WeightType::kInt8:
+          return block<X, int8_t>(p, row_begin, row_end, panel_begin, panel_end);
       }
     });
     return Status::kOk;

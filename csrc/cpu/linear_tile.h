@@ -34,9 +34,13 @@ constexpr int kSlicesPerPass = MR == 1                     ? 4
                                                            : 1;
 
 template <typename W>
+inline constexpr bool kHasScales = sizeof(W) == 1;
+
+template <typename W>
 inline const W* slice_weights(const W* weight, int64_t K, int64_t slice) {
   constexpr int per_slice = Vec::kWidth * (sizeof(W) == 2 ? 2 : 1);
-  return weight + slice / kSlices * K * kPanelWidth + slice % kSlices * per_slice;
+  const int64_t rows = K + (kHasScales<W> ? kScaleRows : 0);
+  return weight + slice / kSlices * rows * kPanelWidth + slice % kSlices * per_slice;
 }
 
 inline int64_t slice_column(int64_t slice) {
@@ -66,6 +70,23 @@ inline void load_pair(const bf16* p, Vec& lo, Vec& hi) {
   std::memcpy(&lo.x, &low, sizeof(low));
   std::memcpy(&hi.x, &high, sizeof(high));
 #endif
+}
+
+inline Vec load_bytes(const int8_t* p) {
+#if defined(__AVX512F__)
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+#elif defined(__AVX2__)
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+#else
+  Vec v;
+  for (int i = 0; i < Vec::kWidth; ++i) v.x[i] = p[i];
+  return v;
+#endif
+}
+
+inline void load_pair(const int8_t* p, Vec& lo, Vec& hi) {
+  lo = load_bytes(p);
+  hi = load_bytes(p + kHalfPanel);
 }
 
 // Where a tile's results go: float32 rows, `stride` apart, starting at column 0.
@@ -109,6 +130,18 @@ inline void tile(const float* x, const W* weight, int64_t K, int64_t slice, cons
       }
     }
     for (int s = 0; s < NS; ++s) w[s] += count * kPanelWidth;
+  }
+  if constexpr (kHasScales<W>) {
+    for (int s = 0; s < NS; ++s) {
+      const char* panel =
+          reinterpret_cast<const char*>(slice_weights(weight, K, (slice + s) / kSlices * kSlices));
+      const char* scales = panel + K * kPanelWidth + slice_column((slice + s) % kSlices) * sizeof(float);
+      for (int half = 0; half < 2; ++half) {
+        float lanes[Vec::kWidth];
+        std::memcpy(lanes, scales + half * kHalfPanel * sizeof(float), sizeof(lanes));
+        for (int r = 0; r < MR; ++r) acc[r][s][half] = acc[r][s][half] * Vec::load(lanes);
+      }
+    }
   }
   for (int r = 0; r < MR; ++r) {
     for (int s = 0; s < NS; ++s) {

@@ -23,6 +23,8 @@ Status accept_greedy(const AcceptGreedyParams& p);
 Status accept_sampled(const AcceptSampledParams& p);
 Status sampling_probs(const SamplingProbsParams& p);
 Status draw_tokens(const DrawParams& p);
+Status likeliest(const LikeliestParams& p);
+Status rotate_heads(const RotateHeadsParams& p);
 Status tree_attention(const TreeAttentionParams& p);
 
 // "avx512", "avx2" or "portable": what the entry points run here. SPECDEC_CPU_ISA=avx2|portable in the

@@ -1,6 +1,7 @@
-// Bindings of the dense ops: linear, rms_norm, swiglu, gated_delta_gates.
+// Bindings of the dense ops: linear, rms_norm, swiglu, gated_delta_gates, rotate_heads.
+#include "dense.h"
+
 #include "../cpu/ops.h"
-#include "tensor_args.h"
 
 namespace specdec::binding {
 
@@ -70,19 +71,33 @@ void check_same(const Tensor& t, const char* name, const Tensor& x, const char* 
                   shape_string(x));
 }
 
+WeightType weight_type(const Tensor& weight) {
+  check_given(weight, "weight");
+  switch (weight.scalar_type()) {
+    case ScalarType::Float:
+      return WeightType::kFloat32;
+    case ScalarType::BFloat16:
+      return WeightType::kBFloat16;
+    case ScalarType::Char:
+      return WeightType::kInt8;
+    default:
+      STD_TORCH_CHECK(false, "weight: got dtype ", torch::headeronly::toString(weight.scalar_type()),
+                      ", want float32, bfloat16 or int8");
+  }
+}
+
 // The packed weight and what it says about the product's sizes.
 LinearParams linear_params(const Tensor& weight, const OptionalTensor& bias, int64_t out_features) {
   LinearParams p;
   p.N = out_features;
   const int64_t panels = (p.N + kPanelWidth - 1) / kPanelWidth;
-  p.weight_dtype = float_dtype(weight, "weight");
-  STD_TORCH_CHECK(p.weight_dtype != DType::kFloat16, "weight: got dtype Half, want float32 or bfloat16");
-  STD_TORCH_CHECK(weight.dim() >= 2 && weight.size(1) > 0 && weight.size(0) == panels &&
-                      weight.numel() == panels * weight.size(1) * kPanelWidth,
-                  "weight: got shape ", shape_string(weight), ", want panels as pack_weight makes them for ",
-                  p.N, " outputs");
+  p.weight_type = weight_type(weight);
+  p.K = packed_inputs(weight);
+  STD_TORCH_CHECK(
+      p.K > 0 && weight.size(0) == panels && weight.numel() == panels * weight.size(1) * kPanelWidth,
+      "weight: got shape ", shape_string(weight), ", want panels as pack_weight makes them for ", p.N,
+      " outputs");
   check_contiguous(weight, "weight");
-  p.K = weight.size(1);
   p.weight = weight.const_data_ptr();
   if (bias.has_value()) p.bias = float_vector(*bias, "bias", p.N, "[out]");
   return p;
@@ -105,6 +120,13 @@ Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_features
   LinearParams p = linear_params(weight, bias, out_features);
   p.x = rows_view(x, "x", p.K);
   return run_linear(p, x, residual);
+}
+
+}  // namespace
+
+int64_t packed_inputs(const Tensor& weight) {
+  if (weight.dim() < 2) return 0;
+  return weight.size(1) - (weight.scalar_type() == ScalarType::Char ? kScaleRows : 0);
 }
 
 Tensor rms_norm_linear(Tensor x, Tensor norm_weight, double eps, Tensor weight, OptionalTensor bias,
@@ -132,6 +154,8 @@ Tensor swiglu_linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t out_f
   p.x = rows_view(x, "x", 2 * p.K);
   return run_linear(p, x, residual);
 }
+
+namespace {
 
 Tensor rms_norm(Tensor x, Tensor weight, double eps, OptionalTensor gate) {
   RmsNormParams p;
@@ -181,6 +205,32 @@ std::tuple<Tensor, Tensor> gated_delta_gates(Tensor a, Tensor b, Tensor A_log, T
   return {g, beta};
 }
 
+Tensor rotate_heads(const Tensor& x, const Tensor& rotation) {
+  RotateHeadsParams p;
+  check_shape(x, "x", {-1, -1, -1, -1}, "[B, N, H, D]");
+  p.dtype = float_dtype(x, "x");
+  check_last_contiguous(x, "x");
+  p.B = x.size(0);
+  p.N = x.size(1);
+  p.H = x.size(2);
+  p.D = x.size(3);
+  STD_TORCH_CHECK(p.D % 2 == 0, "x: got D = ", p.D, ", want an even number");
+  check_dtype(rotation, "rotation", ScalarType::Float);
+  check_shape(rotation, "rotation", {p.B, p.N, 2, p.D}, "[B, N, 2, D]");
+  check_last_contiguous(rotation, "rotation");
+  STD_TORCH_CHECK(p.D == 0 || rotation.stride(2) == p.D, "rotation: got stride ", rotation.stride(2),
+                  " from cosines to sines, want D = ", p.D);
+  p.x = x.const_data_ptr();
+  p.x_stride = {x.stride(0), x.stride(1), x.stride(2)};
+  p.rotation = static_cast<const float*>(rotation.const_data_ptr());
+  p.rotation_stride_b = rotation.stride(0);
+  p.rotation_stride_n = rotation.stride(1);
+  Tensor y = new_contiguous(Device{}, {p.B, p.N, p.H, p.D}, aoti_dtype(x));
+  p.y = y.mutable_data_ptr();
+  check_status(cpu::rotate_heads(p), "rotate_heads");
+  return y;
+}
+
 }  // namespace
 
 }  // namespace specdec::binding
@@ -198,6 +248,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
       "gated_delta_gates(Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
       "bool neg_eigval=False) -> (Tensor, Tensor)");
+  m.def("rotate_heads(Tensor x, Tensor rotation) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
@@ -207,4 +258,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&specdec::binding::rms_norm));
   m.impl("swiglu", TORCH_BOX(&specdec::binding::swiglu));
   m.impl("gated_delta_gates", TORCH_BOX(&specdec::binding::gated_delta_gates));
+  m.impl("rotate_heads", TORCH_BOX(&specdec::binding::rotate_heads));
 }

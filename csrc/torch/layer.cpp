@@ -1,7 +1,8 @@
 // Bindings of a Gated DeltaNet layer between its projections: verify_layer, verify_layer_deferred.
+#include "layer.h"
+
 #include "backend.h"
 #include "conv_args.h"
-#include "recurrence_args.h"
 
 namespace specdec::binding {
 
@@ -137,6 +138,8 @@ ConvInputView earlier_input(const Tensor& x, const char* name, const VerifyLayer
   return view;
 }
 
+}  // namespace
+
 Verified verify_layer(const Tensor& mixed, const Tensor& a, const Tensor& b, const Tensor& conv_weight,
                       const OptionalTensor& conv_bias, const Tensor& A_log, const Tensor& dt_bias,
                       bool neg_eigval, const Tensor& conv_state, const Tensor& state,
@@ -209,8 +212,6 @@ Verified verify_layer_deferred(const Tensor& mixed, const Tensor& a, const Tenso
   check_apart(operands);
   return layer.finish(p, operands, device);
 }
-
-}  // namespace
 
 }  // namespace specdec::binding
 

@@ -17,11 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from specdec._checks import check_integer
 from specdec.costs import RoundCost
 from specdec.drafters.base import FREE, Prices
 from specdec.drafters.calibration import RunningRatio, outcomes
 from specdec.drafters.worth import Exploration
+from specdec.learned import PerModel
+from specdec.models.base import CausalLM
 from specdec.tree import TokenTree
 
 ACCEPTANCE = 0.98, 3.0, 0.7  # `RunningRatio` of draft tokens: memory, weight of the prior, and the prior
@@ -106,12 +110,26 @@ class SequenceBudget:
 
 
 @dataclass
-class _Rate:
+class Rate:
     """Tokens and seconds of late, of one batch size, and the drafts a sequence got."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     drafts: float = 4.0
+
+
+_RATES: PerModel[dict[int, Rate]] = PerModel(dict)
+
+
+def rates_of(model: CausalLM, drafter: str, *, deferred: bool) -> dict[int, Rate]:
+    """Rates of late in this process by batch size, with the number of threads that torch has now.
+
+    Args:
+        model: the target.
+        drafter: its name.
+        deferred: whether the loop commits late.
+    """
+    return _RATES(model, drafter, torch.get_num_threads(), deferred)
 
 
 class DraftBudget:
@@ -143,14 +161,20 @@ class DraftBudget:
         self.costs = RoundCost() if costs is None else costs
         self._given = costs
         self.acceptance = RunningRatio(*ACCEPTANCE)
-        self._rates: dict[int, _Rate] = {}
+        self._rates: dict[int, Rate] = {}
 
-    def for_loop(self, costs: RoundCost) -> DraftBudget:
-        """A budget of the same settings that has learned nothing yet, with these costs where this one was
-        given none: loops of different models may be made with one.
+    def for_loop(self, costs: RoundCost, rates: dict[int, Rate] | None = None) -> DraftBudget:
+        """A budget of the same settings for one loop: loops of different models may be made with one.
+
+        Args:
+            costs: what rounds cost, where this budget was given none.
+            rates: tokens a second of late by batch size, of loops of the same kind before; it goes on
+                learning. None: nothing is known.
         """
         given = costs if self._given is None else self._given
-        return DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
+        budget = DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
+        budget._rates = rates if rates is not None and self._given is None else {}
+        return budget
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
@@ -249,7 +273,7 @@ class DraftBudget:
             tokens: emitted by all sequences.
         """
         self.costs.observe(rows, nodes, verify_seconds)
-        rate = self._rates.setdefault(rows, _Rate())
+        rate = self._rates.setdefault(rows, Rate())
         # An interruption must not make time look cheap for the rounds that follow.
         slowest = 3.0 * (seconds - verify_seconds + self._seconds(rows, nodes)[nodes])
         rate.tokens = MEMORY * rate.tokens + tokens

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect, bisect_left
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import torch
 
+from specdec.learned import PerModel
 from specdec.models.base import CausalLM
 
 # A starting guess, from a few rounds of gdn-code on two cores of a Xeon: (rows of the matrix products, time
@@ -133,7 +133,7 @@ class RoundCost:
         return (1.0 - part) * knots[low].ratio + part * knots[high].ratio
 
 
-_COSTS: WeakKeyDictionary[CausalLM, dict[tuple[int, bool], RoundCost]] = WeakKeyDictionary()
+_COSTS = PerModel(RoundCost)
 
 
 def costs_of(model: CausalLM, *, deferred: bool) -> RoundCost:
@@ -144,8 +144,4 @@ def costs_of(model: CausalLM, *, deferred: bool) -> RoundCost:
         model: the target. One that is not hashable or takes no weak references gets new costs in every loop.
         deferred: whether its loop commits late: such rounds do the work in another place.
     """
-    try:
-        known = _COSTS.setdefault(model, {})
-    except TypeError:
-        return RoundCost()
-    return known.setdefault((torch.get_num_threads(), deferred), RoundCost())
+    return _COSTS(model, torch.get_num_threads(), deferred)

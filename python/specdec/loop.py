@@ -26,11 +26,12 @@ from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance import ProposalKind, TokenHistory, Typical, check_rule, resolve_seed, token_logprobs
 from specdec.acceptance.params import SamplingParams
 from specdec.batch_decision import BatchSettings, Decided, decide_batch
-from specdec.budget import DraftBudget, SequenceBudget
+from specdec.budget import DraftBudget, SequenceBudget, rates_of
 from specdec.cache import DecodingCache, Round, path_tensor
 from specdec.costs import costs_of
 from specdec.drafters.base import FREE, Drafter, DraftRequest, DrawingDrafter, Prices
 from specdec.drafters.checking import check_proposals
+from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
@@ -66,7 +67,7 @@ class Loop:
         TypeError: `model`, `drafter`, `budget` or `observer` is something else: a name, a class instead of an
             instance, or a drafter that lacks a member of `Drafter`.
         ValueError: `commit` is neither of the two, there is no such rule of acceptance, or `cache` does not
-            have `slots` slots.
+            have `slots` slots or is not the one that `drafter` reads.
     """
 
     def __init__(
@@ -99,10 +100,16 @@ class Loop:
             raise TypeError(f"observer: got {shown(observer)}, want a RoundObserver, or None")
         if cache is not None and cache.slots != slots:
             raise ValueError(f"cache: got one of {cache.slots} slots, want {slots}")
+        if isinstance(drafter, LayerSkipDrafter) and drafter.cache is not cache:
+            raise ValueError("cache: got another one than the drafter reads, want drafter.cache")
         self.model = model
         self.drafter = drafter
+        self._tap = FeatureTap(drafter.features) if drafter is not None and drafter.features else None
         self._deferred = commit == "deferred"
-        self.budget = (budget or DraftBudget()).for_loop(costs_of(model, deferred=self._deferred))
+        self.budget = (budget or DraftBudget()).for_loop(
+            costs_of(model, deferred=self._deferred),
+            rates_of(model, "" if drafter is None else drafter.name, deferred=self._deferred),
+        )
         self.statistics = Statistics()
         self.cache = model.new_cache(slots) if cache is None else cache
         self.acceptance = rule
@@ -214,7 +221,7 @@ class Loop:
             sequence.budget = self._sequence_budget(request.sampling)
             self._enter([sequence])
             new.append(sequence)
-        tap = self._tap()
+        tap = self._tap
         logits = self.model.prefill(
             [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new], tap=tap
         )
@@ -292,7 +299,7 @@ class Loop:
         proposals = self._propose(active)
         batch = batch_proposals([s.root for s in active], proposals)
         t1 = perf_counter()
-        tap = self._tap()
+        tap = self._tap
         logits, factors = self.model.forward(
             batch.tokens,
             cache=self.cache,
@@ -336,11 +343,6 @@ class Loop:
         s.accept += t3 - t2
         s.commit += t4 - t3
         return events
-
-    def _tap(self) -> FeatureTap | None:
-        """A tap for one pass of the target, where the drafter wants to see something."""
-        drafter = self.drafter
-        return FeatureTap(drafter.features) if drafter is not None and drafter.features else None
 
     def _propose(self, active: Sequence[ActiveSequence]) -> list[Proposal]:
         """One proposal a sequence, no longer than is worth verifying and never past the token limit."""

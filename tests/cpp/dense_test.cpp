@@ -2,6 +2,7 @@
 // double, bits independent of the number of rows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -63,6 +64,24 @@ std::vector<uint16_t> pack_bfloat16(const std::vector<float>& weight, int64_t N,
   return packed;
 }
 
+// [N, K] -> [panels, K + 4, 32]; `weight` becomes what the bytes and scales stand for.
+std::vector<int8_t> pack_int8(std::vector<float>& weight, int64_t N, int64_t K) {
+  const int64_t panel = (K + kScaleRows) * kPanelWidth;
+  std::vector<int8_t> packed(panels_of(N) * panel, 0);
+  for (int64_t n = 0; n < N; ++n) {
+    int8_t* at = packed.data() + n / kPanelWidth * panel;
+    const int64_t j = n % kPanelWidth;
+    const float scale = 0.5f + 0.01f * static_cast<float>(n);
+    std::memcpy(at + K * kPanelWidth + j * sizeof(float), &scale, sizeof(float));
+    for (int64_t k = 0; k < K; ++k) {
+      const float number = std::clamp(std::round(weight[n * K + k] * 50.0f), -127.0f, 127.0f);
+      at[k * kPanelWidth + j] = static_cast<int8_t>(number);
+      weight[n * K + k] = number * scale;
+    }
+  }
+  return packed;
+}
+
 RowsView rows_view(const std::vector<float>& x, int64_t rows, int64_t stride) {
   RowsView view;
   view.data = x.data();
@@ -77,7 +96,7 @@ struct Size {
 
 class Linear : public ::testing::TestWithParam<Size> {
  protected:
-  void check(const std::vector<float>& weight, const void* packed, DType dtype) {
+  void check(const std::vector<float>& weight, const void* packed, WeightType type) {
     const auto [rows, K, N] = GetParam();
     const std::vector<float> x = random_values(rows * K, 1), bias = random_values(N, 2);
     LinearParams p;
@@ -85,7 +104,7 @@ class Linear : public ::testing::TestWithParam<Size> {
     p.N = N;
     p.x = rows_view(x, rows, K);
     p.weight = packed;
-    p.weight_dtype = dtype;
+    p.weight_type = type;
     p.bias = bias.data();
     std::vector<float> y(rows * N, kNaN);
     p.y = y.data();
@@ -98,8 +117,8 @@ class Linear : public ::testing::TestWithParam<Size> {
           sum += product;
           magnitude += std::fabs(product);
         }
-        // K multiply-adds of two roundings each where the machine does not fuse them, and the bias.
-        ASSERT_NEAR(y[r * N + n], sum, (2 * K + 2) * kRoundoff * magnitude) << "row " << r << " output " << n;
+        // K multiply-adds of two roundings each where the machine does not fuse them, scale and bias.
+        ASSERT_NEAR(y[r * N + n], sum, (2 * K + 3) * kRoundoff * magnitude) << "row " << r << " output " << n;
       }
       std::vector<float> alone(N, kNaN);
       LinearParams one = p;
@@ -116,7 +135,14 @@ TEST_P(Linear, Float32) {
   const auto [rows, K, N] = GetParam();
   const std::vector<float> weight = random_values(N * K, 3);
   const std::vector<float> packed = pack_float32(weight, N, K);
-  check(weight, packed.data(), DType::kFloat32);
+  check(weight, packed.data(), WeightType::kFloat32);
+}
+
+TEST_P(Linear, Int8) {
+  const auto [rows, K, N] = GetParam();
+  std::vector<float> weight = random_values(N * K, 5);
+  const std::vector<int8_t> packed = pack_int8(weight, N, K);
+  check(weight, packed.data(), WeightType::kInt8);
 }
 
 TEST_P(Linear, BFloat16) {
@@ -124,7 +150,7 @@ TEST_P(Linear, BFloat16) {
   std::vector<float> weight = random_values(N * K, 4);
   const std::vector<uint16_t> packed = pack_bfloat16(weight, N, K);
   for (float& w : weight) w = from_bfloat16(to_bfloat16(w));
-  check(weight, packed.data(), DType::kBFloat16);
+  check(weight, packed.data(), WeightType::kBFloat16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, Linear,

@@ -118,6 +118,15 @@ def test_skipping_nothing_is_always_right(model, plain, exit):
     assert loop.statistics.accepted == loop.statistics.drafted
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_texts_are_plain_decodings(family):
+    model = FAMILIES[family](num_hidden_layers=4, dtype=torch.bfloat16)
+    plain = [r.tokens for r in autoregressive(model, slots=4).run(requests())]
+    loop = self_speculative(model, SOME, slots=4, exit=ADAPTIVE, max_draft=5, adaptive=False)
+    assert [r.tokens for r in loop.run(requests())] == plain
+    assert 0 < loop.statistics.accepted < loop.statistics.drafted
+
+
 def test_skipping_nothing_is_right_on_trees_as_deep_as_they_go(model, plain):
     loop = self_speculative(
         model, SkipSet(), exit=FixedLength(), branching=(2, 1), max_draft=6, adaptive=False
@@ -324,5 +333,9 @@ def test_mistakes_are_refused(model):
         LayerSkipDrafter(view, model.new_cache(1), exit=ADAPTIVE, branching=(2, 1), widen=2)
     with pytest.raises(ValueError, match="widen: got 0"):
         LayerSkipDrafter(view, model.new_cache(1), exit=ADAPTIVE, widen=0)
+    drafter = LayerSkipDrafter(view, model.new_cache(1))
+    for cache in (None, model.new_cache(1)):
+        with pytest.raises(ValueError, match="cache: got another one than the drafter reads"):
+            Loop(model, drafter, cache=cache)
     with pytest.raises(ValueError, match="cache: got one of 2 slots, want 3"):
         Loop(model, slots=3, cache=model.new_cache(2))

@@ -128,6 +128,35 @@ def test_what_is_not_a_number_reaches_descendants_alone(backend: Backend) -> Non
                 assert out[node].isnan().all() if below[node] else torch.equal(out[node], want[node])
 
 
+# --- the rotation ---
+
+
+@dtypes
+@pytest.mark.parametrize("D", [2, 6, 16, 30, 64, 80, 256])
+def test_rotate_heads(dtype: torch.dtype, D: int) -> None:
+    """The bits of plain code: a slice of a projection; a rotation a node, one for all rows, one for all."""
+    rng = torch.Generator().manual_seed(D)
+    x = torch.randn(3, 5, 9, D + 1, generator=rng).to(dtype)[:, :, 2:, :D]
+    rotation = torch.randn(3, 5, 2, D, generator=rng)
+    for turn in (rotation, rotation[:1].expand(3, -1, -1, -1), rotation[:1, :1].expand(3, 5, 2, D)):
+        out = ops.rotate_heads(x, turn)
+        assert out.is_contiguous()
+        assert torch.equal(bits(out), bits(attention_reference.rotate_heads(x, turn)))
+    assert ops.rotate_heads(x[:0], rotation[:0]).shape == (0, 5, 7, D)
+
+
+def test_rotation_turns_by_differences() -> None:
+    """The product of a query and a key depends on how far apart their positions are."""
+    angles = torch.arange(40.0)[:, None] * torch.tensor([0.3, 0.01])  # [positions, D / 2]
+    cos, sin = angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=-1)
+    rotation = torch.stack([cos, sin], dim=1)[None]  # [1, positions, 2, D]
+    rng = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 1, 1, 1, 4, generator=rng).expand(-1, -1, 40, -1, -1)
+    products = (ops.rotate_heads(q, rotation)[0, 3:, 0] * ops.rotate_heads(k, rotation)[0, :-3, 0]).sum(-1)
+    # Sums of four products of rotated numbers, whose angles are rounded too, at up to 12 radians.
+    assert_close(products, products[:1].expand(37), 1e-5, "products of positions three apart")
+
+
 # --- to the bit ---
 
 
@@ -274,6 +303,8 @@ assert cpu_isa() == {isa!r} or cpu_isa() == "portable", cpu_isa()
 tests.test_random_shapes(CPU, torch.float32, 7)
 tests.test_every_split(CPU, torch.bfloat16, 251)
 tests.test_every_tree(CPU, 254)
+for D in (6, 64):
+    tests.test_rotate_heads(torch.bfloat16, D)
 """
 
 

@@ -104,6 +104,30 @@ def test_none_and_wrong_types(backend: Backend) -> None:
             backend.tree_attention(**{**arguments(), name: "a"})
 
 
+ROTATION: list[tuple[Tensor, Tensor, str]] = [
+    (f32(N, HQ, D), f32(B, N, 2, D), r"x: got shape \[3, 4, 32\], want \[B, N, H, D\]"),
+    (f32(B, N, HQ, 7), f32(B, N, 2, 7), "x: got D = 7, want an even number"),
+    (f32(B, N, HQ, D).int(), f32(B, N, 2, D), "x: got dtype Int, want float32, bfloat16 or float16"),
+    (f32(B, N, HQ, 2 * D)[..., ::2], f32(B, N, 2, D), "x: the last dimension has stride 2, want 1"),
+    (f32(B, N, HQ, D), f32(1, N, 2, D), r"rotation: got shape .*, want \[B, N, 2, D\] = \[2, 3, 2, 32\]"),
+    (f32(B, N, HQ, D), f32(B, N, 2, D).half(), "rotation: got dtype Half, want Float"),
+    (f32(B, N, HQ, D), f32(B, N, D, 2).mT, "rotation: the last dimension has stride 2, want 1"),
+    (
+        f32(B, N, HQ, D),
+        f32(B, N, 4, D)[:, :, ::2],
+        "rotation: got stride 64 from cosines to sines, want D = 32",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("x", "rotation", "message"), ROTATION, ids=[message[:30] for *_, message in ROTATION]
+)
+def test_rotate_heads(x: Tensor, rotation: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        ops.rotate_heads(x, rotation)
+
+
 @pytest.mark.parametrize("name", list(arguments())[:5])
 def test_gradients_are_refused(name: str) -> None:
     given = arguments()
@@ -128,6 +152,10 @@ def test_opcheck() -> None:
         tree = (int32([1, 0]), int32([[-1, 1, 2]] * B), int32([3, 1]))
         before = (prefix_k, prefix_v, int32([[-1, -1]] * B))
         torch.library.opcheck(OPS.tree_attention.default, (*head, *tree, *before, 0.5))
+
+
+def test_opcheck_rotation() -> None:
+    torch.library.opcheck(OPS.rotate_heads.default, (torch.randn(B, N, HQ, D), torch.randn(B, N, 2, D)))
 
 
 def test_compiled_equals_eager() -> None:

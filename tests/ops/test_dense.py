@@ -39,6 +39,7 @@ SILU = 8 * U
 # Below these magnitudes exp and its quotients leave the normal range of float32 and flush towards zero.
 TINY = 1e-34
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+STORED = [torch.float32, torch.bfloat16, torch.int8]
 ROUND = {torch.float32: U, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # 24, 8 and 11 bits
 SUBNORMAL = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 2.0**-25}  # absolute
 
@@ -78,7 +79,7 @@ LINEAR_SIZES = [(256, 776), (512, 256), (576, 97), (1100, 33), (33, 31), (1, 1),
 
 @pytest.mark.parametrize(("inputs", "outputs"), LINEAR_SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_against_float64(
     inputs: int, outputs: int, dtype: torch.dtype, stored: torch.dtype, with_bias: bool
@@ -89,13 +90,28 @@ def test_linear_against_float64(
     magnitudes = x.double().abs() @ weight.unpack().double().abs().T
     if bias is not None:
         magnitudes = magnitudes + bias.double().abs()
-    n = inputs + with_bias
+    n = inputs + with_bias + 2 * (stored == torch.int8)  # the scale, in the operator and in `unpack`
     assert_within(linear(x, weight), linear_reference(x, weight), n * U / (1 - n * U) * magnitudes)
+
+
+def test_int8_is_the_nearest_of_255_steps_of_each_output() -> None:
+    weight = randn(70, 40, seed=1) * torch.logspace(-6, 3, 70)[:, None]
+    weight[3], weight[5, 1:] = 0.0, 0.0
+    packed = pack_weight([weight[:30], weight[30:]], torch.int8)
+    assert (packed.dtype, packed.data.dtype, packed.data.shape) == (torch.int8, torch.int8, (3, 44, 32))
+    assert packed.data[:, :40].min() >= -127
+    got, step = packed.unpack(), weight.abs().amax(1, keepdim=True) / 127
+    assert (got.dtype, got.shape) == (torch.float32, (70, 40))
+    # Half a step, and the roundings of the step, of the quotient and of the product: of up to 127 steps each.
+    assert ((got - weight).abs() <= step * (0.5 + 3 * 127 * U)).all()
+    assert torch.equal(got[3], torch.zeros(40))
+    torch.testing.assert_close(got.abs().amax(1), weight.abs().amax(1), rtol=4 * U, atol=0)
+    assert torch.equal(pack_weight(got, torch.int8).unpack(), got)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(256, 776), (600, 40), (33, 31)])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", STORED)
 def test_linear_rows_do_not_see_each_other(
     inputs: int,
     outputs: int,
@@ -356,6 +372,9 @@ META = torch.ones(6, device="meta")
         (lambda: linear(torch.tensor(1.0), WEIGHT), "x"),
         (lambda: linear(ROWS, PackedWeight(WEIGHT.data.half(), None, 4, 6)), "weight"),
         (lambda: linear(ROWS, PackedWeight(WEIGHT.data, None, 4, 60)), "weight"),
+        (lambda: linear(ROWS, PackedWeight(WEIGHT.data[0, :, 0], None, 4, 6)), "weight"),
+        (lambda: linear(ROWS, PackedWeight(WEIGHT.data.to(torch.int8), None, 4, 6)), "weight"),
+        (lambda: linear(ROWS, PackedWeight(WEIGHT.data.int(), None, 4, 6)), "weight"),
         (lambda: linear(ROWS, PackedWeight(WEIGHT.data, torch.ones(5), 4, 6)), "bias"),
         (lambda: linear(ROWS, WEIGHT, residual=torch.ones(2, 5)), "residual"),
         (lambda: linear(ROWS, WEIGHT, residual=torch.ones(2, 6).half()), "residual"),
@@ -392,7 +411,7 @@ def test_errors_name_the_argument(call: Callable[[], object], name: str) -> None
 def test_operators_are_well_formed() -> None:
     ops = torch.ops.specdec
     x = randn(2, 3, 8, seed=1)
-    for stored in (torch.float32, torch.bfloat16):
+    for stored in STORED:
         weight = pack_weight(randn(5, 8, seed=2), stored, bias=randn(5, seed=3))
         torch.library.opcheck(ops.linear.default, (x, weight.data, weight.bias, 5, x[..., :5]))
         arguments = (x, torch.ones(4), 1e-6, weight.data, None, 5, x, None)

@@ -413,15 +413,8 @@ def test_padding_is_not_inspected(backend: Backend) -> None:
 
 OPS = (
     *("verify", "verify_deferred", "commit", "prefill", "conv_verify", "conv_verify_deferred", "conv_commit"),
-    *(
-        "linear",
-        "rms_norm_linear",
-        "swiglu_linear",
-        "rms_norm",
-        "swiglu",
-        "gated_delta_gates",
-        "tree_attention",
-    ),
+    *("linear", "rms_norm_linear", "swiglu_linear", "rms_norm", "swiglu", "gated_delta_gates"),
+    *("tree_attention", "rotate_heads"),
 )
 
 

@@ -99,4 +99,16 @@ struct DrawParams {
   int64_t* tokens = nullptr;           // [R, K]; -1 where no token of positive weight is left
 };
 
+// The K likeliest tokens of each row, descending, of equal ones the smaller first, and their probabilities in
+// softmax(logits * scale).
+struct LikeliestParams {
+  int64_t R = 0, V = 0, K = 0;
+  const float* logits = nullptr;  // [R, V]
+  const float* scale = nullptr;   // [R] positive; null: 1
+  int64_t* tokens = nullptr;      // [R, K]; -1 where none is left above -inf, or the row is no distribution
+  float* probs = nullptr;         // [R, K]; 0 there
+};
+
+constexpr int64_t kMostLikeliest = 64;
+
 }  // namespace specdec

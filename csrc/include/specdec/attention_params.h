@@ -47,4 +47,15 @@ struct TreeAttentionParams {
   void* out = nullptr;  // [B, N, HQ, D] contiguous
 };
 
+// y[i] = x[i] cos[i] + x[i +- D/2] sin[i]: dimension i turns with i + D/2, rotation holds [cos, sin].
+struct RotateHeadsParams {
+  int64_t B = 0, N = 0, H = 0, D = 0;
+  DType dtype = DType::kFloat32;
+  const void* x = nullptr;  // [B, N, H, D]
+  Strides x_stride;
+  const float* rotation = nullptr;                       // [B, N, 2, D]; [2, D] contiguous
+  int64_t rotation_stride_b = 0, rotation_stride_n = 0;  // 0: the same for all
+  void* y = nullptr;                                     // [B, N, H, D] contiguous
+};
+
 }  // namespace specdec

@@ -21,7 +21,11 @@ struct RowsView {
 //   float32:  [panels, K, 32], output j of a panel at j.
 //   bfloat16: [panels, K, 16, 2], output j at [j, 0] and output j + 16 at [j, 1]: as one 32-bit word, the
 //             second is a float32 after masking and the first after a shift.
+//   int8:     [panels, K + 4, 32], output j of a panel at j; the last four rows of a panel are its 32 float32
+//             scales, with which the sums are multiplied.
 constexpr int64_t kPanelWidth = 32;
+enum class WeightType : int32_t { kFloat32, kBFloat16, kInt8 };
+constexpr int64_t kScaleRows = 4;  // of an int8 panel
 
 // What `linear` does to a row of x before the product.
 enum class LinearInput : int32_t {
@@ -31,13 +35,13 @@ enum class LinearInput : int32_t {
 };
 
 struct LinearParams {
-  int64_t K = 0, N = 0;                  // inputs, outputs
-  RowsView x;                            // [rows, K]
-  const void* weight = nullptr;          // packed, see above
-  DType weight_dtype = DType::kFloat32;  // kFloat32 or kBFloat16
-  const float* bias = nullptr;           // [N]
-  const void* residual = nullptr;        // [rows, N] contiguous, dtype of x; added last
-  void* y = nullptr;                     // [rows, N] contiguous, dtype of x
+  int64_t K = 0, N = 0;          // inputs, outputs
+  RowsView x;                    // [rows, K]
+  const void* weight = nullptr;  // packed, see above
+  WeightType weight_type = WeightType::kFloat32;
+  const float* bias = nullptr;     // [N]
+  const void* residual = nullptr;  // [rows, N] contiguous, dtype of x; added last
+  void* y = nullptr;               // [rows, N] contiguous, dtype of x
 
   LinearInput input = LinearInput::kPlain;
   int64_t norm_size = 0;               // divides K

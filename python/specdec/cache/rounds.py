@@ -104,12 +104,25 @@ class Steps:
                 f"new: got {new.slots.shape[0]} rows, want the {old.slots.shape[0]} of the rounds before"
             )
         layers = tuple(_concat(i, a, b) for i, (a, b) in enumerate(zip(old.layers, new.layers, strict=True)))
-        parents = None
-        if old.parents is not None or new.parents is not None:
-            parents = torch.cat(
-                [_explicit_parents(old, 0, old.nodes), _explicit_parents(new, old.nodes, new.nodes)], dim=1
+        self.replace(layers, new.parents, new.nodes)
+
+    def replace(self, layers: tuple[LayerEntries, ...], parents: Tensor | None, added: int) -> None:
+        """Like `extend`, from an operator that has appended the new nodes itself.
+
+        Args:
+            layers: entries of all nodes, the new ones last.
+            parents: int32 [B, added] of the new nodes; None where they continue the last one as a chain.
+            added: new nodes.
+        """
+        old = self.round
+        assert old is not None, "nothing to continue"
+        every = None
+        if old.parents is not None or parents is not None:
+            new = Round(layers, old.slots, parents, added)
+            every = torch.cat(
+                [_explicit_parents(old, 0, old.nodes), _explicit_parents(new, old.nodes, added)], dim=1
             )
-        self.round = Round(layers, old.slots, parents, old.nodes + new.nodes)
+        self.round = Round(layers, old.slots, every, old.nodes + added)
 
     def recurrent(self, layer: int) -> Prefix | None:
         """The prefix of a layer's recurrence, as `ops.verify` takes it."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 
+import numpy as np
+
 from specdec.tree import TokenTree
 
 EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
 RANKS = 3  # the likeliest child, the second, all others
 WEIGHT = 12.0  # tokens that the drafter's own word counts for
 MEMORY = 0.998
+# Of a greedy first child the chance is the probability to this power: the best fit to the shipped drafter.
+GREEDY = 0.35
 MOST = 0.995  # no draft is certain
 
 
@@ -47,13 +51,29 @@ class Calibration:
 
     By the token's probability in the drafter's row and its rank among its siblings: within a bin of
     probabilities the chance is a multiple of the probability, learned from what became of the drafts. At
-    first the drafter is taken at its word.
+    first the drafter is taken at its word where tokens are sampled. A greedy target keeps its likeliest
+    token, which a good drafter shares however unsure both are: there a first child is trusted more.
+
+    Args:
+        greedy: whether it is for greedy requests.
+
+    Attributes:
+        table: float64 [RANKS, bins] the multiples.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, greedy: bool) -> None:
         # What the prior says of a bin is as much as WEIGHT tokens of its middle say.
         middles = [0.5 * (low + high) for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
-        self._ratios = [[RunningRatio(MEMORY, WEIGHT * middle) for middle in middles] for _ in range(RANKS)]
+        self._ratios = [
+            [
+                RunningRatio(
+                    MEMORY, WEIGHT * middle, middle ** (GREEDY - 1.0) if greedy and rank == 0 else 1.0
+                )
+                for middle in middles
+            ]
+            for rank in range(RANKS)
+        ]
+        self.table = np.array([[ratio.value for ratio in row] for row in self._ratios])
 
     def __call__(self, probability: float, rank: int) -> float:
         """The chance of the child of this rank (0: the likeliest)."""
@@ -62,7 +82,10 @@ class Calibration:
 
     def observe(self, probability: float, rank: int, kept: bool) -> None:
         """Books what became of a child whose parent was kept."""
-        self._ratios[min(rank, RANKS - 1)][bisect(EDGES, probability)].observe(kept, probability)
+        rank, place = min(rank, RANKS - 1), bisect(EDGES, probability)
+        ratio = self._ratios[rank][place]
+        ratio.observe(kept, probability)
+        self.table[rank, place] = ratio.value
 
 
 def outcomes(tree: TokenTree, emitted: Sequence[int]) -> list[tuple[int, bool]]:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from specdec._checks import shown
 from specdec.acceptance.proposal import ProposalKind
-from specdec.drafters.base import Drafter, DraftRequest
+from specdec.drafters.base import Drafter, DraftRequest, Prices
 from specdec.drafters.calibration import MOST, RunningRatio, outcomes
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.stepping import SteppingDrafter
 from specdec.drafters.tree import best_first_order, subtree
 from specdec.drafters.worth import Worth
+from specdec.learned import PerModel
 from specdec.tree import TokenTree
 
 COVERED = (0.01, 0.3, 0.6, 1.0, 2.0, 4.0)  # tokens that the free drafter brings: where classes begin
 BEYOND = (1.0, 0.85, 0.7, 0.5, 0.25, 0.12, 0.06)  # what the other one brings beyond them, by class
 WEIGHT = 5.0
 MEMORY = 0.99
+RATE_MEMORY = 0.98  # of what follows a class of rounds
+RATE_WEIGHT = 8.0  # tokens that the rate of all rounds counts for there
 
 BOTH, FREE_ALONE, FREE_AGAINST, OTHER_ALONE, OTHER_AGAINST = range(5)
 
@@ -40,6 +44,46 @@ class _Agreement:
 
     def observe(self, case: int, chance: float, kept: bool) -> None:
         self._factors[case].observe(kept, chance)
+
+
+class _Following:
+    """How fast tokens come after rounds of each class, without the costly drafter's help in the first.
+
+    What its drafts bring, later rounds need not: where n-grams have nothing to say they mostly have nothing
+    in the next round either, so a token is worth more there than at the rate of all rounds.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = [0.0] * len(BEYOND)
+        self._seconds = [0.0] * len(BEYOND)
+
+    def __call__(self, which: int, rate: float) -> float:
+        """Tokens a second after a round of this class, where `rate` is that of all rounds."""
+        tokens, seconds = self._tokens[which], self._seconds[which]
+        return (tokens + RATE_WEIGHT) / (seconds + RATE_WEIGHT / rate)
+
+    def observe(self, which: int, tokens: float, seconds: float) -> None:
+        """Books the round after one of this class."""
+        self._tokens[which] = RATE_MEMORY * self._tokens[which] + tokens
+        self._seconds[which] = RATE_MEMORY * self._seconds[which] + seconds
+
+
+_LEARNED = PerModel(lambda: (Worth(BEYOND), _Agreement(), _Following()))
+
+
+@dataclass
+class _Row:
+    """A sequence's last rounds.
+
+    Attributes:
+        before: class of the round before the last, -1 where there was none.
+        last: class of the last round.
+        tokens: that it emitted.
+    """
+
+    before: int = -1
+    last: int = -1
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,8 +134,10 @@ class CombinedDrafter:
         self.features = other.features
         self._free = free
         self._other = other
-        self._worth = Worth(BEYOND)
-        self._agreement = _Agreement()
+        learned = _LEARNED(other.stepped, free.name, other.shape, torch.get_num_threads())
+        self._worth, self._agreement, self._following = learned
+        self._rows: dict[int, _Row] = {}
+        self._start = 0.0  # of the last round
         self._merged: dict[int, _Merged] = {}
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
@@ -102,6 +148,7 @@ class CombinedDrafter:
     def end(self, slot: int) -> None:
         """Both end."""
         self._merged.pop(slot, None)
+        self._rows.pop(slot, None)
         self._free.end(slot)
         self._other.end(slot)
 
@@ -109,6 +156,9 @@ class CombinedDrafter:
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
     ) -> None:
         """Tells both, each with its own nodes of the path."""
+        row = self._rows.get(slot)
+        if row is not None:
+            row.tokens = len(tokens)
         merged = self._merged.pop(slot, None)
         if merged is None:
             self._free.observe(slot, path, tokens)
@@ -130,6 +180,7 @@ class CombinedDrafter:
         if any(p.chances is None and len(p.tree) for p in free):
             raise ValueError(f"free: {self._free.name} states no chances, want a drafter that does")
         classes = [bisect(COVERED, sum(p.chances or ())) for p in free]
+        requests = self._priced(requests, classes)
         chosen = self._chosen(requests, classes)
         if not any(chosen):
             return free
@@ -150,15 +201,34 @@ class CombinedDrafter:
             self._worth.observe(gains, seconds + perf_counter() - start)
         return proposals
 
+    def _priced(self, requests: Sequence[DraftRequest], classes: Sequence[int]) -> Sequence[DraftRequest]:
+        """The requests at the prices of what follows rounds like this one; books the round before."""
+        now = perf_counter()
+        seconds, self._start = now - self._start, now
+        for request, which in zip(requests, classes, strict=True):
+            row = self._rows.setdefault(request.slot, _Row())
+            if row.before >= 0:
+                self._following.observe(row.before, row.tokens, seconds / len(requests))
+            row.before, row.last, row.tokens = row.last, which, 0
+        priced = []
+        for request, which in zip(requests, classes, strict=True):
+            prices = request.prices
+            if prices.second > 0.0:
+                rate = prices.second / len(requests)
+                factor = self._following(which, rate) / rate
+                prices = Prices(prices.node * factor, prices.second * factor)
+            priced.append(replace(request, prices=prices))
+        return priced
+
     def _chosen(self, requests: Sequence[DraftRequest], classes: Sequence[int]) -> list[bool]:
         """Which sequences the other drafter is asked for."""
         wanting = [i for i, r in enumerate(requests) if min(r.max_nodes, r.max_depth) > 0]
         chosen = [False] * len(requests)
         if wanting:
-            price = requests[wanting[0]].prices.second
+            prices = [requests[i].prices.second for i in wanting]
             good = (
-                self._worth.choose([classes[i] for i in wanting], price)
-                if price > 0.0
+                self._worth.choose([classes[i] for i in wanting], prices)
+                if min(prices) > 0.0
                 else [True] * len(wanting)
             )
             for i, asks in zip(wanting, good, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from specdec import ops
 from specdec.acceptance.editing import SequenceRows, edit_logits
+from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.base import DraftRequest
 
@@ -78,8 +78,7 @@ def draw_children(
     """
     sampled = draw and not all(p.request.sampling.greedy for p in parents)
     if not sampled and not any(p.request.sampling.edited for p in parents):
-        # The hot path: no tensor is made.
-        tokens, probabilities = _likeliest(logits.numpy(), parents, vocabulary)
+        tokens, probabilities = _likeliest(logits, parents, vocabulary)
         return Children(tokens, probabilities, None, [-1] * len(parents))
     if vocabulary is not None:
         full = torch.full((len(logits), vocab_size), -torch.inf)
@@ -99,7 +98,7 @@ def _edited_children(logits: Tensor, parents: Sequence[Parent], replacement: boo
     # Some of both: each kind by itself.
     picked = set(drawn)
     others = [i for i in range(len(parents)) if i not in picked]
-    best = _likeliest(logits[others].numpy(), [parents[i] for i in others], None)
+    best = _likeliest(logits[others], [parents[i] for i in others], None)
     result = Children([[] for _ in parents], [[] for _ in parents], None, [-1] * len(parents))
     for place, i in enumerate(others):
         result.tokens[i], result.probabilities[i] = best[0][place], best[1][place]
@@ -113,37 +112,31 @@ def _edited_children(logits: Tensor, parents: Sequence[Parent], replacement: boo
 
 
 def _likeliest(
-    rows: NDArray[np.float32], parents: Sequence[Parent], vocabulary: NDArray[np.integer] | None
+    logits: Tensor, parents: Sequence[Parent], vocabulary: NDArray[np.integer] | None
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """The largest logits of each of `rows` [R, V], which are overwritten, and their probabilities.
-
-    Row by row, as calls on one row of some thousand numbers cost little more than what they compute, and as
-    many passes as children: a pass for the largest number takes a microsecond, a partial sort several times
-    that of four passes.
+    """The likeliest tokens of each row of `logits` [R, V] and their probabilities; none of a row without any
+    token that may come, or of one that is no distribution.
     """
+    counts = [parent.children for parent in parents]
+    scales = [inverse_temperature(parent.request.sampling) for parent in parents]
+    even = all(scale == 1.0 for scale in scales)
+    columns, probs = ops.likeliest(
+        logits, max(1, *counts), None if even else torch.tensor(scales, dtype=torch.float32)
+    )
     tokens: list[list[int]] = []
     probabilities: list[list[float]] = []
-    for row, parent in zip(rows, parents, strict=True):
-        sampling = parent.request.sampling
-        if not sampling.greedy and sampling.temperature != 1.0:
-            row *= np.float32(1.0 / sampling.temperature)
-        found: list[int] = []
-        chances: list[float] = []
-        column = int(row.argmax())
-        top = score = float(row[column])
-        # A row without any token that may come has no children.
-        total = float(np.exp(row - np.float32(top)).sum()) if top > -math.inf else 1.0
-        while len(found) < parent.children and score > -math.inf:
-            found.append(column if vocabulary is None else int(vocabulary[column]))
-            chances.append(math.exp(score - top) / total)
-            if len(found) == parent.children:
-                break  # without another pass
-            row[column] = -np.inf
-            column = int(row.argmax())
-            score = float(row[column])
-        tokens.append(found)
-        probabilities.append(chances)
+    for row, chances, count in zip(columns.tolist(), probs.tolist(), counts, strict=True):
+        found = row[:count]
+        if found and found[-1] < 0:
+            found = found[: found.index(-1)]
+        tokens.append(found if vocabulary is None else vocabulary[found].tolist())
+        probabilities.append(chances[: len(found)])
     return tokens, probabilities
+
+
+def inverse_temperature(sampling: SamplingParams) -> float:
+    """What the logits of a request's likeliest drafts are multiplied with."""
+    return 1.0 if sampling.greedy else 1.0 / sampling.temperature
 
 
 def drawn_count(parent: Parent, row: NDArray[np.floating]) -> int:

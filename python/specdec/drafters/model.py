@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.cache import DecodingCache, Round
+from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.shape import TreeShape
-from specdec.drafters.stepping import DraftedNodes, EmittedTokens, SteppingDrafter
+from specdec.drafters.stepping import SteppingDrafter
 from specdec.models.base import CausalLM
 
 
@@ -70,7 +71,7 @@ class ModelDrafter(SteppingDrafter):
             return logits[:, 0], round  # [B, V]
         return logits[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1], round
 
-    def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
+    def run_drafted(self, nodes: DraftedNodes) -> Tensor:
         """One forward pass over the nodes before."""
         logits, round = self.model.forward(
             nodes.tokens,
@@ -80,6 +81,7 @@ class ModelDrafter(SteppingDrafter):
             lengths=nodes.lengths,
             prefix=nodes.prefix,
         )
+        nodes.prefix.extend(round)
         if len(nodes.sizes) == 1:
-            return logits[0], round  # [R, V]
-        return torch.cat([logits[row, :size] for row, size in enumerate(nodes.sizes)]), round
+            return logits[0]  # [R, V]
+        return torch.cat([logits[row, :size] for row, size in enumerate(nodes.sizes)])

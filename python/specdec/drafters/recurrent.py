@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from specdec.cache import Round
+from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.shape import TreeShape
-from specdec.drafters.stepping import DraftedNodes, EmittedTokens, SteppingDrafter
+from specdec.drafters.stepping import SteppingDrafter
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
+from specdec.ops import GrownTree, TreeRequest, TreeRules
 
 
 class RecurrentDrafter(SteppingDrafter):
@@ -55,7 +57,7 @@ class RecurrentDrafter(SteppingDrafter):
         )
         self.model = model
         self.features = model.features
-        self._outputs: list[Tensor] = []  # [B, N, D] of each pass of the round
+        self._outputs = torch.empty(0)  # [B, N, D] of the round's nodes so far
 
     @torch.inference_mode()
     def run_prompt(self, slot: int, prompt: Sequence[int], features: Tensor | None) -> None:
@@ -78,7 +80,7 @@ class RecurrentDrafter(SteppingDrafter):
             slots=emitted.slots,
             lengths=emitted.lengths,
         )
-        self._outputs = [h]
+        self._outputs = h
         if len(emitted.sizes) == 1:
             last = h[:, -1]
         else:
@@ -86,31 +88,35 @@ class RecurrentDrafter(SteppingDrafter):
         return self.model.logits(last), round
 
     @torch.inference_mode()
-    def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
+    def run_drafted(self, nodes: DraftedNodes) -> Tensor:
         """One pass with the drafter's own outputs at the nodes' parents."""
-        h, round = self.model.forward(
+        logits, self._outputs = self.model.step(
             nodes.tokens,
-            own=self._parents_outputs(nodes) if self.features else None,
+            self._outputs,
             cache=self._cache,
             slots=nodes.slots,
             parents=nodes.parents,
             lengths=nodes.lengths,
             prefix=nodes.prefix,
         )
-        self._outputs.append(h)
-        if len(nodes.sizes) == 1:
-            return self.model.logits(h[0]), round
-        rows = torch.cat([h[row, :size] for row, size in enumerate(nodes.sizes)])  # [R, D]
-        return self.model.logits(rows), round
+        return logits
 
-    def _parents_outputs(self, nodes: DraftedNodes) -> Tensor:
-        """[B, N, D]; anything in places beyond a row's size."""
-        if nodes.parents is None:
-            return self._outputs[-1][:, -1:]
-        outputs = self._outputs[0] if len(self._outputs) == 1 else torch.cat(self._outputs, dim=1)
-        if len(outputs) == 1:
-            return outputs.index_select(1, nodes.parents[0])
-        return outputs[torch.arange(len(outputs))[:, None], nodes.parents.long()]
+    @torch.inference_mode()
+    def run_trees(
+        self, logits: Tensor, requests: Sequence[TreeRequest], rules: TreeRules
+    ) -> tuple[list[GrownTree], int]:
+        """One call for all levels."""
+        round = self._steps.round
+        assert round is not None
+        return self.model.grow(
+            logits,
+            self._outputs,
+            requests,
+            rules,
+            cache=self._cache,
+            slots=round.slots,
+            prefix=self._steps,
+        )
 
 
 def _padded(features: list[Tensor]) -> Tensor:

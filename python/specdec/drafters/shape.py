@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specdec._checks import check_integer, check_number, shown
 from specdec.tree import MAX_NODES
 
 
+@dataclass(frozen=True, init=False)
 class TreeShape:
     """How many children each node of a drafted tree gets, by depth, and which nodes stay.
 
@@ -32,6 +34,9 @@ class TreeShape:
         (2, 4, 6, 7)
     """
 
+    branching: tuple[int, ...]
+    tau: float | None
+
     def __init__(self, branching: Sequence[int] = (1,), tau: float | None = None) -> None:
         if not isinstance(branching, Sequence) or isinstance(branching, str) or not branching:
             raise ValueError(
@@ -41,8 +46,8 @@ class TreeShape:
             check_integer("branching", count, 1, MAX_NODES)
         if tau is not None:
             check_number("tau", tau, 0.0, math.inf)
-        self.branching = tuple(branching)
-        self.tau = tau
+        object.__setattr__(self, "branching", tuple(branching))
+        object.__setattr__(self, "tau", tau)
 
     @classmethod
     def pruned(cls, top_k: int = 4, tau: float = 4.0) -> TreeShape:

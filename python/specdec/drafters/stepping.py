@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,58 +21,20 @@ from torch import Tensor
 from specdec._host import MAX_SERIAL_NODES
 from specdec.cache import DecodingCache, Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
-from specdec.drafters.calibration import Calibration, outcomes
-from specdec.drafters.draws import Children, Parent, draw_children
+from specdec.drafters.calibration import outcomes
+from specdec.drafters.draws import Children, Parent, draw_children, inverse_temperature
+from specdec.drafters.experience import experience_of
+from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
-from specdec.drafters.worth import SecondsOfLate, Worth
 from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature
+from specdec.ops import GrownTree, TreeRequest, TreeRules
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
 KEPT = 1024  # emitted tokens that wait for a draft at most; some kilobytes each, where they have features
-
-
-class EmittedTokens(NamedTuple):
-    """Emitted tokens to run over the committed state, which continue each row's text.
-
-    Attributes:
-        tokens: int64 [B, N], 0 beyond a row's size.
-        lengths: int32 [B], tokens of each row, at least 1.
-        sizes: the same as a list.
-        slots: int32 [B].
-        features: for each row float [n, F], the target's after the token before each of these; None where the
-            drafter takes no features.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    sizes: list[int]
-    slots: Tensor
-    features: list[Tensor] | None
-
-
-class DraftedNodes(NamedTuple):
-    """Drafted nodes to run over the nodes that were run before them in this round.
-
-    Attributes:
-        tokens: int64 [B, N], 0 beyond a row's size.
-        lengths: int32 [B], nodes of each row; 0: the row takes no part.
-        sizes: the same as a list.
-        slots: int32 [B].
-        parents: int32 [B, N], the nodes' parents among those of `prefix`, as `forward` takes them; None where
-            every row goes on where the prefix ended.
-        prefix: the nodes run before.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    sizes: list[int]
-    slots: Tensor
-    parents: Tensor | None
-    prefix: Steps
 
 
 @dataclass
@@ -118,6 +79,10 @@ class SteppingDrafter(ABC):
         vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
         cache: what it steps over; None: an own one.
 
+    Attributes:
+        stepped: the model.
+        shape: of the trees.
+
     Raises:
         ValueError: `branching` is no such list, or `slots` no number from 1 on.
     """
@@ -142,17 +107,22 @@ class SteppingDrafter(ABC):
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
         self.replacement = replacement
         self.draws = draw
-        self.calibration = {True: Calibration(), False: Calibration()}  # by whether a request is greedy
+        learned = experience_of(model, self.shape)
+        self._learned = learned
+        self.calibration = learned.calibration
+        self._worth = learned.worth
+        self.stepped = model
         self._cache = model.new_cache(slots) if cache is None else cache
         self._vocab_size = model.vocab_size
         self._num_parameters = model.num_parameters
         self._ends = model.eos_token_ids
+        self._end_tensor = torch.tensor(sorted(self._ends), dtype=torch.int64)
         self._vocabulary = vocabulary
+        self._vocabulary_tensor = (
+            None if vocabulary is None else torch.from_numpy(vocabulary.astype(np.int64))
+        )
         self._slots: dict[int, _Slot] = {}
         self._steps = Steps()
-        self._worth = Worth()
-        self._level_seconds: dict[int, SecondsOfLate] = {}  # by rows: of a level after the first
-        self._best_child = 0.7  # chance of a node's likeliest child
 
     # --- what a drafter says ---
 
@@ -173,13 +143,29 @@ class SteppingDrafter(ABC):
         """
 
     @abstractmethod
-    def run_drafted(self, nodes: DraftedNodes) -> tuple[Tensor, Round]:
-        """Runs drafted nodes.
+    def run_drafted(self, nodes: DraftedNodes) -> Tensor:
+        """Runs drafted nodes and appends them to their prefix.
 
         Returns:
             Logits float32 [R, V'] after the nodes of all rows, one row's after the other's and nothing for
-            places beyond a row's size, which may be written to; and the round.
+            places beyond a row's size, which may be written to.
         """
+
+    def run_trees(
+        self, logits: Tensor, requests: Sequence[TreeRequest], rules: TreeRules
+    ) -> tuple[list[GrownTree], int] | None:
+        """Grows trees of the likeliest tokens after the emitted tokens that were just run, where the drafter
+        can do that in one call; None: it is done level by level.
+
+        Args:
+            logits: float32 [B, V'] after each row's last emitted token.
+            requests: a row's each.
+            rules: of all of them.
+
+        Returns:
+            The trees, and the number of levels.
+        """
+        return None
 
     # --- what the loop asks ---
 
@@ -273,7 +259,7 @@ class SteppingDrafter(ABC):
         priced = [r for r in rows if r.prices.second > 0.0]
         if not priced:
             return rows
-        chosen = self._worth.choose([0] * len(priced), max(r.prices.second for r in priced))
+        chosen = self._worth.choose([0] * len(priced), [r.prices.second for r in priced])
         dropped = {r.slot for r, good in zip(priced, chosen, strict=True) if not good}
         return [r for r in rows if r.slot not in dropped]
 
@@ -349,6 +335,10 @@ class SteppingDrafter(ABC):
         count = 0
         start = perf_counter()
         logits = self._read([r.slot for r in rows])  # [B, V']
+        if not any(tree.drawn or tree.request.sampling.edited for tree in trees) and self._grown(
+            logits, trees, states
+        ):
+            return [self._finished(tree, state, None) for tree, state in zip(trees, states, strict=True)]
         while True:
             wanted = self._fitting(trees, self._paying(trees, perf_counter() - start))
             if not any(wanted):
@@ -367,12 +357,43 @@ class SteppingDrafter(ABC):
                     tokens, probabilities, row = next(found)
                     tree.grow(parent.node, tokens, probabilities, chance, row if row < 0 else row + count)
                     if probabilities and not tree.drawn:
-                        self._best_child += 0.02 * (chance(probabilities[0], 0) - self._best_child)
+                        self._learned.see_child(chance(probabilities[0], 0))
             if children.probs is not None:
                 probs.append(children.probs)
                 count += len(children.probs)
         every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
         return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
+
+    def _grown(self, logits: Tensor, trees: Sequence[GrowingTree], states: Sequence[_Slot]) -> bool:
+        """Grows all trees in one call, as `_draft` does level by level, if the drafter can."""
+        learned = self._learned
+        level = learned.level_seconds(len(trees))
+        requests, second = [], 0.0
+        for tree, state in zip(trees, states, strict=True):
+            request, sampling = tree.request, tree.request.sampling
+            second = max(second, request.prices.second)
+            requests.append(
+                TreeRequest(
+                    request.max_nodes,
+                    tree.deepest,
+                    state.columns[0],
+                    0 if sampling.greedy else 1,
+                    request.prices.node if request.prices.second > 0.0 else None,
+                    inverse_temperature(sampling),
+                )
+            )
+        rules = learned.rules(self.shape, second * level(), self._end_tensor, self._vocabulary_tensor)
+        start = perf_counter()
+        found = self.run_trees(logits, requests, rules)
+        if found is None:
+            return False
+        grown, levels = found
+        if levels > 1:  # the first only reads the logits that are there
+            level.observe((perf_counter() - start) / (levels - 1))
+        for tree, nodes in zip(trees, grown, strict=True):
+            tree.take(nodes)
+            learned.see_children(tree)
+        return True
 
     def _children(self, logits: Tensor, parents: Sequence[Parent]) -> Children:
         """Children of each parent, from `logits` [R, V'] after them, which may be written to."""
@@ -395,7 +416,7 @@ class SteppingDrafter(ABC):
         wanted = [tree.expandable() for tree in trees]
         if trees[0].depth == 0:
             return wanted  # that it pays was decided before
-        level = self._level_seconds.setdefault(len(trees), SecondsOfLate())
+        level = self._learned.level_seconds(len(trees))
         if trees[0].depth > 1 or level.cold:
             # The first level, which reads what was emitted, stands for the others until a few were measured.
             level.observe(seconds)
@@ -405,7 +426,9 @@ class SteppingDrafter(ABC):
             if prices.second == 0.0:
                 continue
             second = max(second, prices.second)
-            nodes = [(node, tree.chances[node] * self._best_child - prices.node) for node in wanted[i]]
+            nodes = [
+                (node, tree.chances[node] * self._learned.best_child - prices.node) for node in wanted[i]
+            ]
             wanted[i] = [node for node, hope in nodes if hope > 0.0]
             gain += sum(hope for _, hope in nodes if hope > 0.0)
         if gain < second * level():
@@ -456,7 +479,7 @@ class SteppingDrafter(ABC):
         for tree, nodes, state in zip(trees, wanted, states, strict=True):
             columns = state.columns
             above.append([columns[tree.parents[node]] for node in nodes])
-            tokens.append([*[tree.tokens[node] for node in nodes], *[0] * (width - len(nodes))])
+            tokens.append([tree.tokens[node] for node in nodes] + [0] * (width - len(nodes)))
             tree.run += len(nodes)
             for i, node in enumerate(nodes):
                 columns[node] = first + i
@@ -467,16 +490,14 @@ class SteppingDrafter(ABC):
             parents = torch.tensor([[*a, *[-1] * (width - len(a))] for a in above], dtype=torch.int32)
         # Otherwise every row goes on where the last call ended.
         drafted = DraftedNodes(
-            torch.tensor(tokens),
-            torch.tensor(sizes, dtype=torch.int32),
+            torch.from_numpy(np.array(tokens)),
+            None if min(sizes) == width else torch.tensor(sizes, dtype=torch.int32),
             sizes,
             round.slots,
             parents,
             self._steps,
         )
-        logits, new = self.run_drafted(drafted)
-        self._steps.extend(new)
-        return logits
+        return self.run_drafted(drafted)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from specdec.drafters.base import DraftRequest
 from specdec.drafters.draws import Parent
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
+from specdec.ops import GrownTree
 from specdec.tree import TokenTree
 
 MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those included that are left out later
@@ -76,7 +77,8 @@ class GrowingTree:
         run: nodes that the drafter has run, node 0 left out.
         drawn: as given.
         level: nodes of the last level, as they were grown.
-        depth: levels so far. A fixed tree gets no deeper than its shape is without end tokens, so that no
+        depth: levels so far.
+        deepest: most levels. A fixed tree gets no deeper than its shape is without end tokens, so that no
             level is wider than that of the largest request.
     """
 
@@ -94,11 +96,11 @@ class GrowingTree:
         self._rows = [-1]
         self.level = [0]
         self._closed: set[int] = set()
-        self._deepest = request.max_depth
+        self.deepest = request.max_depth
         if shape.tau is None:
-            self._deepest = min(self._deepest, len(shape.levels(request.max_nodes)))
+            self.deepest = min(self.deepest, len(shape.levels(request.max_nodes)))
         elif drawn:
-            self._deepest = min(self._deepest, request.max_nodes, 1 + len(DRAWN_WIDTHS))
+            self.deepest = min(self.deepest, request.max_nodes, 1 + len(DRAWN_WIDTHS))
 
     @staticmethod
     def most_run(request: DraftRequest, shape: TreeShape, drawn: bool) -> int:
@@ -125,7 +127,7 @@ class GrowingTree:
         """
         if self._shape.tau is None or not self.drawn:
             return 0
-        return sum(DRAWN_WIDTHS[self.depth : self._deepest - 1])
+        return sum(DRAWN_WIDTHS[self.depth : self.deepest - 1])
 
     @property
     def drafts(self) -> int:
@@ -135,7 +137,7 @@ class GrowingTree:
     def expandable(self) -> list[int]:
         """Nodes of the last level that may get children, best first."""
         request, level = self.request, self.level
-        if self.depth >= self._deepest:
+        if self.depth >= self.deepest:
             return []
         ends, tokens, closed = self._ends, self.tokens, self._closed
         open_nodes = [node for node in level if tokens[node] not in ends and node not in closed]
@@ -226,6 +228,14 @@ class GrowingTree:
             self.chances.append(above * chance(probability, rank))
             self.said.append((probability, rank))
             self._rows.append(row)
+
+    def take(self, grown: GrownTree) -> None:
+        """Takes the nodes of a tree that was grown elsewhere by the same rules."""
+        self.tokens += grown.tokens
+        self.parents += grown.parents
+        self.chances += grown.chances
+        self.said += zip(grown.probabilities, grown.ranks, strict=True)
+        self._rows += [-1] * len(grown.tokens)
 
     def proposal(self, probs: Tensor | None, replacement: bool) -> tuple[Proposal, list[int]]:
         """The tree as it is proposed.

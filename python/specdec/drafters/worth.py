@@ -96,20 +96,22 @@ class Worth:
         self._told = GUESS_CALLS
         self._seconds = SecondsOfLate()
 
-    def choose(self, classes: Sequence[int], second_price: float) -> list[bool]:
+    def choose(self, classes: Sequence[int], second_prices: Sequence[float]) -> list[bool]:
         """For which sequences to draft; call it once a round.
 
         Args:
             classes: of each sequence.
-            second_price: tokens that a second of drafting for all of them must bring.
+            second_prices: tokens that a second of drafting must bring, if it were for sequences like this one
+                alone.
         """
-        cost = second_price * self._seconds()
-        hopes = [self._hope(self._gains[c]) for c in classes]
+        seconds = self._seconds()
+        # What a second is worth differs between them: gains are compared in parts of it.
+        hopes = [self._hope(self._gains[c]) / price for c, price in zip(classes, second_prices, strict=True)]
         # A further row costs less than the first: half of its share.
-        chosen = [hope >= 0.5 * cost / len(classes) for hope in hopes]
+        chosen = [hope >= 0.5 * seconds / len(classes) for hope in hopes]
         if self._seconds.cold:
             chosen = [True] * len(classes)
-        elif sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < cost:
+        elif sum(hope for hope, good in zip(hopes, chosen, strict=True) if good) < seconds:
             chosen = [False] * len(classes)
         seen = set()
         for i, c in enumerate(classes):

@@ -6,6 +6,7 @@ A model is a stack of blocks between an embedding and a head; a recurrent drafte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,21 +35,33 @@ class GatedDeltaNetBlock:
         config: sizes and options.
         weights: tensors by their checkpoint names.
         prefix: what the names of this block's tensors begin with, such as "model.layers.3.".
+        dtype: of the matrices, as `ops.pack_weight` takes it; None for one that loses nothing.
+
+    Attributes:
+        weights: as `ops.verify_block` takes them.
+        scale: of q.
     """
 
-    def __init__(self, config: GatedDeltaNetConfig, weights: Mapping[str, Tensor], prefix: str) -> None:
+    def __init__(
+        self,
+        config: GatedDeltaNetConfig,
+        weights: Mapping[str, Tensor],
+        prefix: str,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         def get(name: str) -> Tensor:
             return weights[prefix + name]
 
         c = self._config = config
         self._eps = c.norm_eps
-        self._scale = float(c.head_k_dim**-0.5)
+        self.scale = float(c.head_k_dim**-0.5)
         # Bounds of what the projections make side by side: q k v, then the gate; a and b are last.
         self._channels, self._gated = c.conv_dim, c.conv_dim + c.value_dim
         self._mixer_norm = get("attn_norm.weight").float()
         # q, k, v, output gate, a, b along the output dimension
         names = (*"qkv", *(["g"] if c.use_gate else []), *"ab")
-        self._projections = ops.pack_weight(torch.cat([get(f"attn.{n}_proj.weight") for n in names]))
+        self._projections = ops.pack_weight(torch.cat([get(f"attn.{n}_proj.weight") for n in names]), dtype)
         # Without a short convolution q, k, v still pass SiLU: a convolution of one tap that is 1.
         self._conv_weight = torch.ones(c.conv_dim, 1)  # [C, W] over the channels of q, k, v
         self._conv_bias: Tensor | None = None
@@ -60,10 +73,29 @@ class GatedDeltaNetBlock:
         self._A_log = get("attn.A_log").float()
         self._dt_bias = get("attn.dt_bias").float()
         self._head_norm = get("attn.o_norm.weight").float()
-        self._out = ops.pack_weight(get("attn.o_proj.weight"))
+        self._out = ops.pack_weight(get("attn.o_proj.weight"), dtype)
         self._mlp_norm = get("mlp_norm.weight").float()
-        self._gate_up = ops.pack_weight(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
-        self._down = ops.pack_weight(get("mlp.down_proj.weight"))
+        self._gate_up = ops.pack_weight(
+            torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]), dtype
+        )
+        self._down = ops.pack_weight(get("mlp.down_proj.weight"), dtype)
+        self.weights = ops.BlockWeights(
+            mixer_norm=self._mixer_norm,
+            projections=self._projections,
+            conv_weight=self._conv_weight,
+            conv_bias=self._conv_bias,
+            A_log=self._A_log,
+            dt_bias=self._dt_bias,
+            head_norm=self._head_norm,
+            out=self._out,
+            mlp_norm=self._mlp_norm,
+            gate_up=self._gate_up,
+            down=self._down,
+            gated=c.use_gate,
+            eps=c.norm_eps,
+            neg_eigval=c.allow_neg_eigval,
+        )
+        self._mixer_weights = self.weights.without_mlp()
 
     def prefill(
         self, x: Tensor, *, cache: DecodingCache, layer: int, slots: Tensor, lengths: Tensor
@@ -98,7 +130,7 @@ class GatedDeltaNetBlock:
             state=cache.state[layer],
             slots=slots,
             lengths=lengths,
-            scale=self._scale,
+            scale=self.scale,
             qk_l2norm=True,
         )
         return self._mlp(self._output(x, o, gate)), o
@@ -136,9 +168,29 @@ class GatedDeltaNetBlock:
         """
         if not mixer:
             return (self._mlp(x) if mlp else x), None, None
+        window, state = _given(cache.conv[layer]), cache.state[layer]
+        rows: dict[str, Any] = {
+            "slots": slots,
+            "parents": parents,
+            "lengths": lengths,
+            "pending": None if pending is None else pending.recurrent(layer),
+            "pending_mixed": None if pending is None else pending.mixed(layer),
+            "prefix": None if prefix is None else prefix.recurrent(layer),
+            "prefix_mixed": None if prefix is None else prefix.mixed(layer),
+            "scale": self.scale,
+        }
+        if strategy != "solve":
+            y, o, mixed, factors = ops.verify_block(
+                x,
+                self.weights if mlp else self._mixer_weights,
+                conv_state=window,
+                state=state,
+                strategy=strategy,
+                **rows,
+            )
+            return y, o, LayerFactors(factors, mixed)
         mixed, gate, a, b = self._project(x)
-        verify_layer = solve_layer if strategy == "solve" else ops.verify_layer
-        o, factors = verify_layer(
+        o, factors = solve_layer(
             mixed,
             a,
             b,
@@ -147,17 +199,9 @@ class GatedDeltaNetBlock:
             A_log=self._A_log,
             dt_bias=self._dt_bias,
             neg_eigval=self._config.allow_neg_eigval,
-            conv_state=_given(cache.conv[layer]),
-            state=cache.state[layer],
-            slots=slots,
-            parents=parents,
-            lengths=lengths,
-            pending=None if pending is None else pending.recurrent(layer),
-            pending_mixed=None if pending is None else pending.mixed(layer),
-            prefix=None if prefix is None else prefix.recurrent(layer),
-            prefix_mixed=None if prefix is None else prefix.mixed(layer),
-            scale=self._scale,
-            strategy=strategy,
+            conv_state=window,
+            state=state,
+            **rows,
         )
         x = self._output(x, o, gate)
         return (self._mlp(x) if mlp else x), o, LayerFactors(factors, mixed)

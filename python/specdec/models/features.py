@@ -46,31 +46,39 @@ class Feature(NamedTuple):
 
 
 class FeatureTap:
-    """Collects features from one forward pass; the model offers every layer's, and the tap keeps what was
-    asked for.
+    """Collects features from a forward pass; the model offers those of the layers that it asks for, and the
+    tap keeps what is wanted of them.
 
     Args:
         features: what is kept, in the order in which `rows` concatenates it.
+
+    Attributes:
+        features: as given.
+        layers: whose features are wanted.
     """
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self.features = tuple(features)
+        self.layers = frozenset(feature.layer for feature in self.features)
         self._wanted = frozenset(self.features)
         self._kept: dict[Feature, Tensor] = {}
 
     def offer(self, kind: FeatureKind, layer: int, value: Tensor) -> None:
         """Takes a layer's vectors, [B, N, width] or [B, N, heads, width]; models call it."""
-        if (kind, layer) in self._wanted:  # asked for every layer of every pass, mostly in vain
+        if (kind, layer) in self._wanted:
             self._kept[Feature(kind, layer)] = value.flatten(2)
 
     def rows(self) -> Tensor:
-        """The features of every node, [B, N, F].
+        """Takes the features of every node out of the tap, which the next pass fills again.
+
+        Returns:
+            [B, N, F].
 
         Raises:
-            ValueError: the model has no such layer, or has not run since the tap was made.
+            ValueError: the model has no such layer, or has not run since.
         """
         missing = [str(f) for f in self.features if f not in self._kept]
         if missing or not self.features:
             raise ValueError(f"features: got {', '.join(missing) or 'none'}, which the model did not offer")
-        parts = [self._kept[f] for f in self.features]
+        parts = [self._kept.pop(f) for f in self.features]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

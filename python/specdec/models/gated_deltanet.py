@@ -187,7 +187,7 @@ class GatedDeltaNetForCausalLM:
         x = self._embeddings[tokens]  # [B, T, D]
         for i, layer in enumerate(self._layers):
             x, o = layer.prefill(x, cache=cache, layer=i, slots=slot_tensor, lengths=lengths)
-            if tap is not None:
+            if tap is not None and i in tap.layers:
                 tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)
         last = x[torch.arange(len(prompts)), lengths.long() - 1]  # [B, D]
@@ -228,7 +228,7 @@ class GatedDeltaNetForCausalLM:
                 mlp=i not in skips.mlps,
             )
             factors.append(made)
-            if tap is not None:
+            if tap is not None and i in tap.layers:
                 if o is not None:
                     tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)

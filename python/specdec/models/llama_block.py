@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from specdec import ops
 from specdec.cache import DecodingCache, KVEntries, Steps
 from specdec.models.llama_config import LlamaConfig
-from specdec.models.rope import rotate
 
 
 class LlamaBlock:
@@ -126,7 +125,8 @@ class LlamaBlock:
         queries, keys = self._heads
         y = ops.rms_norm_linear(x, self._attention_norm, self._eps, self._qkv)
         heads = y.view(*x.shape[:-1], queries + 2 * keys, self._head_dim)
-        turned = rotate(heads[:, :, : queries + keys], rotation)
+        rows = rotation.expand(len(x), -1, -1, -1)
+        turned = ops.rotate_heads(heads[:, :, : queries + keys], rows)
         return turned[:, :, :queries], turned[:, :, queries:], heads[:, :, queries + keys :]
 
     def _joined(self, x: Tensor, o: Tensor) -> Tensor:

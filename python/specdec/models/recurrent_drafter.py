@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec import ops
-from specdec.cache import DecodingCache, Round, Steps
+from specdec.cache import DecodingCache, LayerFactors, Round, Steps
 from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import weights_sha256
 from specdec.models.drafter_checkpoint import VOCABULARY, load_drafter_config, load_drafter_weights
@@ -42,6 +43,8 @@ class RecurrentDrafterModel:
         config: the validated configuration.
         tensors: by name, those of `drafter_tensors(config)`.
         target: what it drafts for; activations have its dtype.
+        weight_dtype: of the matrices, its own copy of the head among them, as `ops.pack_weight` takes it;
+            None for one that loses nothing and shares the head.
 
     Attributes:
         config: as given.
@@ -59,6 +62,8 @@ class RecurrentDrafterModel:
         config: RecurrentDrafterConfig,
         tensors: Mapping[str, Tensor],
         target: GatedDeltaNetForCausalLM,
+        *,
+        weight_dtype: torch.dtype | None = None,
     ) -> None:
         self.config = config
         self.dtype = target.dtype
@@ -71,15 +76,22 @@ class RecurrentDrafterModel:
         self._fuse: tuple[Tensor, ops.PackedWeight] | None = None
         self._own: tuple[Tensor, ops.PackedWeight] | None = None
         if self.features:
-            self._fuse = tensors["fuse_norm.weight"], ops.pack_weight(tensors["fuse_proj.weight"])
-            self._own = tensors["own_norm.weight"], ops.pack_weight(tensors["own_proj.weight"])
-        self._block = GatedDeltaNetBlock(config.layer, tensors, "layer.")
+            self._fuse = (
+                tensors["fuse_norm.weight"],
+                ops.pack_weight(tensors["fuse_proj.weight"], weight_dtype),
+            )
+            self._own = tensors["own_norm.weight"], ops.pack_weight(tensors["own_proj.weight"], weight_dtype)
+        self._block = GatedDeltaNetBlock(config.layer, tensors, "layer.", dtype=weight_dtype)
         self._norm = tensors["norm.weight"]
         self._head = target.head
         self.vocabulary: Tensor | None = None
         if VOCABULARY in tensors:
             self.vocabulary = tensors[VOCABULARY].long()
-            self._head = ops.pack_weight(target.head.unpack()[self.vocabulary])
+        if self.vocabulary is not None or weight_dtype is not None:
+            rows = target.head.unpack()
+            self._head = ops.pack_weight(
+                rows if self.vocabulary is None else rows[self.vocabulary], weight_dtype
+            )
         self.eos_token_ids = target.eos_token_ids
         self._num_parameters = self._head.in_features * self._head.out_features + sum(
             tensor.numel()
@@ -92,7 +104,8 @@ class RecurrentDrafterModel:
     def from_directory(
         cls, directory: str | os.PathLike[str], target: GatedDeltaNetForCausalLM
     ) -> RecurrentDrafterModel:
-        """Loads a directory with config.json and model.safetensors.
+        """Loads a directory with config.json and model.safetensors. Its matrices, which need not be exact,
+        are kept in int8: most of the drafter's work is reading them.
 
         Raises:
             ValueError: the configuration or a tensor is not what the format says, or the drafter was trained
@@ -107,7 +120,8 @@ class RecurrentDrafterModel:
                     f"{config.target.sha256[:16]}..., but those of {target.source} have {digest[:16]}...; "
                     "train one for this target with `specdec train-drafter`"
                 )
-        return cls(config, load_drafter_weights(directory, config), target)
+        weights = load_drafter_weights(directory, config)
+        return cls(config, weights, target, weight_dtype=torch.int8)
 
     @property
     def vocab_size(self) -> int:
@@ -148,13 +162,13 @@ class RecurrentDrafterModel:
         Raises:
             ValueError: a token is outside the vocabulary, or `features` are missing or not wanted.
         """
-        self._check_given(features, None)
+        self._check_given(features)
         cache.reset(slots)
         if max(lengths) == 0:
             return
         check_tokens(tokens, self.vocab_size)
         self._block.prefill(
-            self._inputs(tokens, features, None),
+            self._inputs(tokens, features),
             cache=cache,
             layer=0,
             slots=torch.as_tensor(list(slots), dtype=torch.int32),
@@ -166,20 +180,17 @@ class RecurrentDrafterModel:
         tokens: Tensor,
         *,
         features: Tensor | None = None,
-        own: Tensor | None = None,
         cache: DecodingCache,
         slots: Tensor,
         parents: Tensor | None = None,
         lengths: Tensor | None = None,
         prefix: Steps | None = None,
     ) -> tuple[Tensor, Round]:
-        """Runs a chain or a tree of tokens a sequence; the state changes only by what was pending.
+        """Runs emitted tokens, chains or trees; the state changes only by what was pending.
 
         Args:
             tokens: int64 [B, N].
-            features: [B, N, F] of the target after the token before each; None for drafted tokens.
-            own: [B, N, D] this model's outputs at each token's parent, where there are no features yet; None
-                with `features`. The independent drafter takes neither.
+            features: [B, N, F] of the target after the token before each; None for the independent drafter.
             cache: read at `slots`; a pending round is folded in.
             slots: int32 [B], negative for padding rows.
             parents: int32 [B, N], -1 for a root; None for chains.
@@ -190,10 +201,10 @@ class RecurrentDrafterModel:
             The outputs h, [B, N, D], of which `logits` makes logits, and the factors to commit.
 
         Raises:
-            ValueError: `features` and `own` are both missing or both given, or not wanted.
+            ValueError: `features` are missing or not wanted.
         """
-        self._check_given(features, own)
-        x = self._inputs(tokens, features, own)
+        self._check_given(features)
+        x = self._inputs(tokens, features)
         h, _, factors = self._block.verify(
             x,
             cache=cache,
@@ -206,6 +217,83 @@ class RecurrentDrafterModel:
         )
         return h, Round((factors,), slots, parents, tokens.shape[1])
 
+    def step(
+        self,
+        tokens: Tensor,
+        outputs: Tensor,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        lengths: Tensor | None = None,
+        prefix: Steps,
+    ) -> tuple[Tensor, Tensor]:
+        """Runs a level of drafted tokens on this model's own outputs and appends it to the prefix.
+
+        Args:
+            tokens: int64 [B, N].
+            outputs: [B, NP, D] h of the prefix's nodes.
+            cache: read at `slots`.
+            slots: int32 [B].
+            parents: int32 [B, N] each token's parent in the prefix; None where N is 1 and all continue its
+                last node.
+            lengths: int32 [B] valid nodes a row; None for N.
+            prefix: uncommitted nodes that these continue; the new ones are appended.
+
+        Returns:
+            Logits float32 [R, V'] after each valid node, one row's after the other's, and the outputs of all
+            nodes, [B, NP + N, D].
+        """
+        logits, outputs, mixed, factors = ops.draft_step(
+            tokens, parents=parents, lengths=lengths, **self._continuing(outputs, cache, slots, prefix)
+        )
+        prefix.replace((LayerFactors(factors, mixed),), parents, tokens.shape[1])
+        return logits, outputs
+
+    def grow(
+        self,
+        logits: Tensor,
+        outputs: Tensor,
+        requests: Sequence[ops.TreeRequest],
+        rules: ops.TreeRules,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        prefix: Steps,
+    ) -> tuple[list[ops.GrownTree], int]:
+        """Drafts trees of the likeliest tokens in one call; the prefix stays as it is.
+
+        Args:
+            logits: float32 [B, V'] after each row's last emitted token.
+            outputs: [B, NP, D] h of the prefix's nodes.
+            requests: a row's each.
+            rules: of all of them.
+            cache, slots, prefix: as in `step`.
+
+        Returns:
+            The trees, and the number of levels.
+        """
+        return ops.draft_tree(logits, requests, rules, **self._continuing(outputs, cache, slots, prefix))
+
+    def _continuing(
+        self, outputs: Tensor, cache: DecodingCache, slots: Tensor, prefix: Steps
+    ) -> dict[str, Any]:
+        """What the operators that continue a prefix take."""
+        return {
+            "outputs": outputs,
+            "table": self._table,
+            "own": self._own,
+            "weights": self._block.weights,
+            "conv_state": cache.conv[0],
+            "state": cache.state[0],
+            "slots": slots,
+            "prefix": prefix.recurrent(0),
+            "prefix_mixed": prefix.mixed(0),
+            "norm": self._norm,
+            "head": self._head,
+            "scale": self._block.scale,
+        }
+
     def logits(self, h: Tensor) -> Tensor:
         """Logits of the token after each output.
 
@@ -217,23 +305,20 @@ class RecurrentDrafterModel:
         """
         return ops.rms_norm_linear(h.float(), self._norm, self._eps, self._head)
 
-    def _inputs(self, tokens: Tensor, features: Tensor | None, own: Tensor | None) -> Tensor:
+    def _inputs(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         """[B, N, D]."""
         added = self._table[tokens]
-        if features is not None and self._fuse is not None:
-            norm, weight = self._fuse
-            return ops.rms_norm_linear(features, norm, self._eps, weight, residual=added)
-        if own is not None and self._own is not None:
-            norm, weight = self._own
-            return ops.rms_norm_linear(own, norm, self._eps, weight, residual=added)
-        return added
+        if features is None or self._fuse is None:
+            return added
+        norm, weight = self._fuse
+        return ops.rms_norm_linear(features, norm, self._eps, weight, residual=added)
 
-    def _check_given(self, features: Tensor | None, own: Tensor | None) -> None:
-        """A drafter of features takes just one of the two, the independent one neither."""
-        given = [name for name, value in (("features", features), ("own", own)) if value is not None]
-        if len(given) != (1 if self.features else 0):
-            want = "one of the two" if self.features else "neither, as this drafter reads no features"
-            raise ValueError(f"features, own: got {' and '.join(given) or 'neither'}, want {want}")
+    def _check_given(self, features: Tensor | None) -> None:
+        if (features is None) == bool(self.features):
+            got, want = ("None", "a tensor") if features is None else ("a tensor", "None")
+            raise ValueError(
+                f"features: got {got}, want {want}: the drafter reads {list(self.config.features)}"
+            )
 
 
 def _check_sizes(

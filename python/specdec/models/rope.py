@@ -210,7 +210,7 @@ class Rotation:
             positions: int64 [...], none negative.
 
         Returns:
-            float32 [..., 2, D]: what `rotate` takes.
+            float32 [..., 2, D]: what `specdec.ops.rotate_heads` takes.
         """
         last = int(positions.max())
         while last >= len(self._table):
@@ -224,20 +224,3 @@ class Rotation:
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         chunk = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
         self._table = torch.cat([self._table, chunk])
-
-
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turns heads to their tokens' positions, dimension i with i + D/2, in float32.
-
-    Args:
-        x: [B, N, H, D].
-        rotation: float32 [B, N, 2, D] of `Rotation.at`.
-
-    Returns:
-        [B, N, H, D] in x's dtype.
-    """
-    half = x.shape[-1] // 2
-    swapped = torch.cat([x[..., half:], x[..., :half]], dim=-1)
-    # Two products and a sum, each rounded by itself: fused ones may differ from a vector to its remainder.
-    turned = x * rotation[:, :, :1] + swapped * rotation[:, :, 1:]
-    return turned.to(x.dtype)

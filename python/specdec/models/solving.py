@@ -30,7 +30,6 @@ def solve_layer(
     prefix: Prefix | None,
     prefix_mixed: Tensor | None,
     scale: float,
-    strategy: str,
 ) -> tuple[Tensor, Factors]:
     """`ops.verify_layer` (see there) from the operators that it stands for, one of which solves.
 
@@ -64,6 +63,6 @@ def solve_layer(
         prefix=prefix,
         scale=scale,
         qk_l2norm=True,
-        strategy=strategy if prefix is None else "exact",
+        strategy="solve" if prefix is None else "exact",
         **rows,
     )

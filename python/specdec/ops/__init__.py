@@ -20,7 +20,8 @@ from specdec.ops.acceptance import (
     draw_tokens,
     sampling_probs,
 )
-from specdec.ops.attention import tree_attention
+from specdec.ops.attention import rotate_heads, tree_attention
+from specdec.ops.block import BlockOutputs, BlockWeights, verify_block
 from specdec.ops.convolution import conv_commit, conv_verify
 from specdec.ops.dense import (
     PackedWeight,
@@ -32,6 +33,15 @@ from specdec.ops.dense import (
     swiglu,
     swiglu_linear,
 )
+from specdec.ops.drafting import (
+    DraftStep,
+    GrownTree,
+    TreeRequest,
+    TreeRules,
+    draft_step,
+    draft_tree,
+    likeliest,
+)
 from specdec.ops.layer import verify_layer
 from specdec.ops.paths import check_path
 from specdec.ops.recurrence import commit, prefill, verify
@@ -40,12 +50,18 @@ from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 __all__ = [
     "AcceptRule",
     "Accepted",
+    "BlockOutputs",
+    "BlockWeights",
     "ConvPending",
     "ConvPrefix",
+    "DraftStep",
     "Factors",
+    "GrownTree",
     "PackedWeight",
     "Pending",
     "Prefix",
+    "TreeRequest",
+    "TreeRules",
     "accept_greedy",
     "accept_sampled",
     "check_path",
@@ -53,17 +69,22 @@ __all__ = [
     "conv_commit",
     "conv_verify",
     "cpu_isa",
+    "draft_step",
+    "draft_tree",
     "draw_tokens",
     "gated_delta_gates",
+    "likeliest",
     "linear",
     "pack_weight",
     "prefill",
     "rms_norm",
     "rms_norm_linear",
+    "rotate_heads",
     "sampling_probs",
     "swiglu",
     "swiglu_linear",
     "tree_attention",
     "verify",
+    "verify_block",
     "verify_layer",
 ]

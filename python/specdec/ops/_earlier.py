@@ -13,6 +13,16 @@ PrefixOperands = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 NO_PREFIX = (None, None, None, None)
 
 
+def want_earlier(
+    pending: Pending | None, pending_mixed: Tensor | None, prefix: Prefix | None, prefix_mixed: Tensor | None
+) -> None:
+    """Raises ValueError where raw projections come without the factors of their nodes."""
+    if pending_mixed is not None and pending is None:
+        raise ValueError("pending_mixed: got a tensor without pending, want both or none")
+    if prefix_mixed is not None and prefix is None:
+        raise ValueError("prefix_mixed: got a tensor without prefix, want both or none")
+
+
 def pending_operands(pending: Pending, prefix: Prefix | None) -> PendingOperands:
     """k, u, g, path and path lengths of what is pending.
 

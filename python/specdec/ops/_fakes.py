@@ -65,11 +65,95 @@ def _verify_layer(
     *_: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, N, C = mixed.shape
+    out = mixed.new_empty((B, N, *state.shape[1:3]))
+    return (out, *_factors(mixed, C, state, N))
+
+
+@_fake("verify_block")
+@_fake("verify_block_deferred")
+def _verify_block(
+    x: Tensor,
+    weights: list[Tensor],
+    conv_bias: Tensor | None,
+    gated: bool,
+    eps: float,
+    neg_eigval: bool,
+    conv_state: Tensor,
+    state: Tensor,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    B, N = x.shape[:2]
+    HV, DV = state.shape[1:3]
+    C = weights[2].shape[0]
+    # mixed is a part of all projections side by side.
+    mixed = x.new_empty((B, N, C + gated * HV * DV + 2 * HV))[..., :C]
+    return (x.new_empty(x.shape), x.new_empty((B, N, HV, DV)), mixed, *_factors(x, C, state, N))
+
+
+def _factors(x: Tensor, C: int, state: Tensor, N: int) -> tuple[Tensor, Tensor, Tensor]:
     HV, DV, DK = state.shape[1:]
-    out = mixed.new_empty((B, N, HV, DV))
-    factor_k = mixed.new_empty((B, N, (C - HV * DV) // (2 * DK), DK), dtype=torch.float32)
-    factor_u = mixed.new_empty((B, N, HV, DV), dtype=torch.float32)
-    return out, factor_k, factor_u, mixed.new_empty((B, N, HV), dtype=torch.float32)
+    return (
+        x.new_empty((x.shape[0], N, (C - HV * DV) // (2 * DK), DK), dtype=torch.float32),
+        x.new_empty((x.shape[0], N, HV, DV), dtype=torch.float32),
+        x.new_empty((x.shape[0], N, HV), dtype=torch.float32),
+    )
+
+
+@_fake("draft_step")
+def _draft_step(
+    tokens: Tensor,
+    parents: Tensor | None,
+    lengths: Tensor | None,
+    outputs: Tensor,
+    table: Tensor,
+    own_norm: Tensor | None,
+    own_weight: Tensor | None,
+    weights: list[Tensor],
+    conv_bias: Tensor | None,
+    gated: bool,
+    eps: float,
+    neg_eigval: bool,
+    conv_state: Tensor,
+    state: Tensor,
+    slots: Tensor | None,
+    k: Tensor | None,
+    u: Tensor | None,
+    g: Tensor | None,
+    prefix_parents: Tensor | None,
+    mixed: Tensor | None,
+    norm: Tensor,
+    head: Tensor,
+    vocab: int,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    B, NP, D = outputs.shape
+    nodes = NP + tokens.shape[1]
+    C = weights[2].shape[0]
+    # How many rows are nodes is in the data of `lengths`.
+    rows = B * tokens.shape[1] if lengths is None else torch.library.get_ctx().new_dynamic_size()
+    return (
+        outputs.new_empty((rows, vocab), dtype=torch.float32),
+        outputs.new_empty((B, nodes, D)),
+        outputs.new_empty((B, nodes, C)),
+        *_factors(outputs, C, state, nodes),
+    )
+
+
+@_fake("draft_tree")
+def _draft_tree(logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    B = logits.shape[0]
+    most = torch.library.get_ctx().new_dynamic_size()  # nodes of the largest tree
+    return (
+        logits.new_empty((B + 1,), dtype=torch.int64),
+        logits.new_empty((B, 3, most), dtype=torch.int64),
+        logits.new_empty((B, 2, most), dtype=torch.float64),
+    )
+
+
+@_fake("likeliest")
+def _likeliest(logits: Tensor, count: int, *_: object) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0], count)
+    return logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape)
 
 
 @_fake("commit")
@@ -111,6 +195,11 @@ def _rms_norm_linear(
 @_fake("rms_norm")
 def _rms_norm(x: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@_fake("rotate_heads")
+def _rotate_heads(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @_fake("swiglu")

@@ -112,7 +112,8 @@ def code_of(name: str, value: object, codes: Mapping[Any, int]) -> int:
 
 def _refuse_grad(names: list[str], arguments: tuple[Any, ...]) -> None:
     for name, value in zip(names, arguments, strict=False):  # defaults may be left out
-        if isinstance(value, torch.Tensor) and value.requires_grad:
+        tensors = value if isinstance(value, list) else (value,)
+        if any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors):
             raise ValueError(
                 f"{name}: got a tensor that requires grad, want inference: the operators have no backward "
                 "(call them under torch.no_grad(), or pass .detach())"

@@ -1,5 +1,5 @@
-"""Attention of a chain or a tree of new tokens to a key-value cache and to their own ancestors: a thin
-wrapper, every check of an argument is in C++.
+"""Attention of a chain or a tree of new tokens to a key-value cache and to their own ancestors, and
+the rotation of its queries and keys: thin wrappers, every check of an argument is in C++.
 
 Letters: B rows, N new nodes, NP prefix nodes, HQ query heads, HK key heads (HQ % HK == 0, query head h reads
 key head h // (HQ / HK)), D width of a head, S slots, Tmax tokens that a slot has room for.
@@ -12,7 +12,35 @@ from torch import Tensor
 from specdec.ops import _fakes  # noqa: F401  declares the operator's fake
 from specdec.ops._operator import operator
 
+_rotate_heads = operator("rotate_heads")
 _tree_attention = operator("tree_attention")
+
+
+def rotate_heads(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turns heads to their tokens' positions (RoPE, arXiv 2104.09864), dimension i with i + D/2.
+
+    `y = x cos + swap(x) sin`, where `swap` exchanges the halves of a head: two products and a sum in float32,
+    each rounded by itself, so that an element's bits are those of plain code.
+
+    Args:
+        x: [B, N, H, D] float32, bfloat16 or float16, D contiguous and even; queries, keys or both.
+        rotation: float32 [B, N, 2, D], [2, D] contiguous: cosines, then sines, negative for the lower half.
+            An expanded tensor will do.
+
+    Returns:
+        [B, N, H, D] in x's dtype, contiguous.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape, stride or device, or requires grad in grad mode.
+        TypeError: an argument has the wrong type.
+
+    Example:
+        >>> quarter = torch.tensor([[0.0, 0.0], [-1.0, 1.0]])  # cos and sin of 90 degrees, D = 2
+        >>> rotate_heads(torch.tensor([[[[3.0, 4.0]]]]), quarter.expand(1, 1, 2, 2))
+        tensor([[[[-4.,  3.]]]])
+    """
+    y: Tensor = _rotate_heads(x, rotation)
+    return y
 
 
 def tree_attention(

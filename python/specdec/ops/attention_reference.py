@@ -1,13 +1,21 @@
-"""`specdec.ops.tree_attention` in plain PyTorch: every node's keys gathered along its path, in float64.
+"""The operators of `specdec.ops.attention` in plain PyTorch: keys gathered along a node's path, float64.
 
-Same name and arguments, and no code shared with the fast form. One argument more: `dtype=None` computes in
-float64 and returns q's dtype; a dtype computes in it and returns it, unrounded. Arguments are not checked.
+Same names and arguments, and no code shared with the fast forms. `tree_attention` has one argument more:
+`dtype=None` computes in float64 and returns q's dtype; a dtype computes in it and returns it, unrounded.
+Arguments are not checked.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def rotate_heads(x: Tensor, rotation: Tensor) -> Tensor:
+    """`specdec.ops.rotate_heads`, to the bit: in float32."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat([x[..., half:], x[..., :half]], dim=-1)
+    return (x.float() * rotation[:, :, :1] + swapped.float() * rotation[:, :, 1:]).to(x.dtype)
 
 
 def tree_attention(

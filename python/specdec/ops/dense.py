@@ -33,9 +33,10 @@ class PackedWeight:
     """A weight `[out, in]` laid out for `linear`; made by `pack_weight`.
 
     Attributes:
-        data: float32 or bfloat16. float32 is `[panels, in, 32]`: input k of a panel's 32 outputs in one run.
-            bfloat16 is `[panels, in, 16, 2]`: outputs j and j + 16 share a 32-bit word. Outputs beyond
-            `out_features` are zero.
+        data: float32, bfloat16 or int8. float32 is `[panels, in, 32]`: input k of a panel's 32 outputs in one
+            run. bfloat16 is `[panels, in, 16, 2]`: outputs j and j + 16 share a 32-bit word. int8 is
+            `[panels, in + 4, 32]` like float32, the last four rows of a panel are its 32 scales in float32.
+            Outputs beyond `out_features` are zero.
         bias: float32 `[out]`, or None.
         in_features: inputs.
         out_features: outputs.
@@ -51,12 +52,16 @@ class PackedWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The stored dtype, float32 or bfloat16."""
+        """The stored dtype: float32, bfloat16 or int8."""
         return self.data.dtype
 
     def unpack(self) -> Tensor:
-        """The weight as it was given, `[out, in]`, in the stored dtype."""
+        """The weight that is multiplied with, `[out, in]`: in the stored dtype, that of int8 in float32."""
         data = self.data
+        if data.dtype == torch.int8:
+            numbers, scales = data[:, : self.in_features], data[:, self.in_features :].contiguous()
+            # [panels, 4, 32] bytes -> [panels, 1, 32] float32
+            data = numbers.float() * scales.view(len(data), -1).view(torch.float32)[:, None]
         if data.dtype == torch.bfloat16:
             data = data.transpose(2, 3).reshape(-1, self.in_features, _PANEL)  # [panels, in, 32]
         return data.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
@@ -74,8 +79,10 @@ def pack_weight(
     Args:
         weight: `[out, in]` in float32, bfloat16 or float16; or several with the same `in`, which are stacked
             along `out`: one product then makes all their outputs.
-        dtype: what is stored, float32 or bfloat16. None takes bfloat16 where that loses nothing (each value
-            is a bfloat16), float32 otherwise. bfloat16 rounds where it must and halves the memory traffic.
+        dtype: what is stored: float32, bfloat16 or int8. None takes bfloat16 where that loses nothing (each
+            value is a bfloat16), float32 otherwise. bfloat16 rounds where it must and halves the memory
+            traffic. int8 rounds each output's weights to 255 steps between minus and plus their largest
+            magnitude, for weights that need not be exact, such as a drafter's.
         bias: `[out]` (of all weights together), kept in float32.
 
     Returns:
@@ -97,8 +104,8 @@ def pack_weight(
             raise ValueError(f"weight: got {got}, want float32, bfloat16 or float16 on the CPU")
     if not weights:
         raise ValueError("weight: got an empty list, want at least one weight")
-    if dtype not in (None, torch.float32, torch.bfloat16):
-        raise ValueError(f"dtype: got {dtype}, want torch.float32, torch.bfloat16 or None")
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.int8):
+        raise ValueError(f"dtype: got {dtype}, want torch.float32, torch.bfloat16, torch.int8 or None")
     dense = torch.cat([w.detach().float() for w in weights])  # [out, in]
     out_features, in_features = dense.shape
     if bias is not None and (bias.shape != (out_features,) or not bias.is_floating_point()):
@@ -116,8 +123,18 @@ def pack_weight(
         data = (
             data.bfloat16().reshape(panels, in_features, 2, _PANEL // 2).transpose(2, 3)
         )  # [panels, in, 16, 2]
+    elif dtype == torch.int8:
+        data = _in_bytes(data)
     kept = None if bias is None else bias.detach().to(torch.float32, copy=True).contiguous()
     return PackedWeight(data.contiguous(), kept, in_features, out_features)
+
+
+def _in_bytes(data: Tensor) -> Tensor:
+    """Panels [panels, in, 32] as int8 [panels, in + 4, 32], see `PackedWeight`."""
+    largest = data.abs().amax(1, keepdim=True)  # [panels, 1, 32]
+    scales = torch.where(largest > 0.0, largest / 127.0, 1.0)
+    numbers = (data / scales).round().to(torch.int8)
+    return torch.cat([numbers, scales.contiguous().view(torch.int8).view(len(data), 4, _PANEL)], dim=1)
 
 
 def linear(x: Tensor, weight: PackedWeight, *, residual: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
-from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands
+from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands, want_earlier
 from specdec.ops._load import cpu_isa
 from specdec.ops._operator import code_of, operator, want_tensor
 from specdec.ops.strategy import resolve_shapes
@@ -106,16 +106,11 @@ def verify_layer(
         ...     mixed, a, b, **layer, conv_state=window, state=state, pending=accepted, pending_mixed=mixed
         ... )
     """
-    code = code_of("strategy", strategy, _STRATEGY_CODES)
-    if code < 0:
-        code = _STRATEGY_CODES[_exact(mixed, state, parents is not None, prefix is not None)]
+    code = strategy_code(strategy, mixed, state, parents is not None, prefix is not None)
     tokens = (mixed, a, b, conv_weight, conv_bias, A_log, dt_bias, neg_eigval)
     head = (*tokens, conv_state, state, slots, parents, lengths)
     tail = (norm_weight, norm_eps, norm_gate, scale, code)
-    if pending_mixed is not None and pending is None:
-        raise ValueError("pending_mixed: got a tensor without pending, want both or none")
-    if prefix_mixed is not None and prefix is None:
-        raise ValueError("prefix_mixed: got a tensor without prefix, want both or none")
+    want_earlier(pending, pending_mixed, prefix, prefix_mixed)
     if pending is not None:
         earlier = pending_operands(pending, prefix)
         want_tensor("pending_mixed", pending_mixed)
@@ -126,11 +121,26 @@ def verify_layer(
     return out, Factors(fk, fu, fg)
 
 
-def _exact(mixed: Tensor, state: Tensor, tree: bool, prefix: bool) -> str:
-    """The faster of serial and hybrid; anything for a GPU and for shapes that the operator refuses."""
-    if not isinstance(mixed, Tensor) or not isinstance(state, Tensor) or mixed.dim() != 3 or state.dim() != 4:
-        return "serial"
-    if mixed.is_cuda:
-        return "serial"
-    (B, N, _), (_, HV, DV, DK) = mixed.shape, state.shape
-    return resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)
+def strategy_code(strategy: str, rows: Tensor, state: Tensor, tree: bool, prefix: bool) -> int:
+    """The operator's number of a strategy, "exact" looked up in the measured table.
+
+    Args:
+        strategy: "serial", "hybrid" or "exact".
+        rows: [B, N, ...].
+        state: [S, HV, DV, DK].
+        tree: whether the nodes are no chains.
+        prefix: whether they continue others.
+
+    Raises:
+        ValueError: there is no such strategy.
+    """
+    code = code_of("strategy", strategy, _STRATEGY_CODES)
+    if code >= 0:
+        return code
+    # Anything for a GPU and for shapes that the operator refuses.
+    if not isinstance(rows, Tensor) or not isinstance(state, Tensor) or rows.dim() < 2 or state.dim() != 4:
+        return 0
+    if rows.is_cuda:
+        return 0
+    (B, N), (_, HV, DV, DK) = rows.shape[:2], state.shape
+    return _STRATEGY_CODES[resolve_shapes("exact", _ISA, (B, N, 1, DK), (B, N, HV, DV), tree, prefix)]

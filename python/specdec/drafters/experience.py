@@ -1,0 +1,80 @@
+"""What is learned about drafting with a model, beyond one drafter and one loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec._host import MAX_SERIAL_NODES
+from specdec.drafters.calibration import EDGES, MOST, Calibration
+from specdec.drafters.shape import TreeShape
+from specdec.drafters.tree import MOST_RUN, GrowingTree
+from specdec.drafters.worth import SecondsOfLate, Worth
+from specdec.learned import PerModel
+from specdec.models.base import DraftModel
+from specdec.ops import TreeRules
+
+CHILD = 0.02  # of what is known of best children, for each that is seen
+
+
+class Experience:
+    """With trees of one shape, and with a number of threads.
+
+    Attributes:
+        calibration: by whether a request is greedy.
+        worth: whether drafting pays.
+        best_child: chance of a node's likeliest child.
+    """
+
+    def __init__(self) -> None:
+        self.calibration = {greedy: Calibration(greedy) for greedy in (True, False)}
+        tables = np.stack([calibration.table for calibration in self.calibration.values()])
+        for calibration, table in zip(self.calibration.values(), tables, strict=True):
+            calibration.table = table  # a view, so that `_ratios` is always as it is
+        self._ratios = torch.from_numpy(tables)  # [2, RANKS, bins], that of greedy requests first
+        self._edges = torch.tensor(EDGES, dtype=torch.float64)
+        self.worth = Worth()
+        self.best_child = 0.7
+        self._level_seconds: dict[int, SecondsOfLate] = {}
+
+    def level_seconds(self, rows: int) -> SecondsOfLate:
+        """Of a level after the first, of so many rows."""
+        return self._level_seconds.setdefault(rows, SecondsOfLate())
+
+    def see_child(self, chance: float) -> None:
+        """Books the likeliest child of a node."""
+        self.best_child += CHILD * (chance - self.best_child)
+
+    def see_children(self, tree: GrowingTree) -> None:
+        """Books the likeliest children of all nodes of a tree."""
+        chances = tree.chances
+        for chance, parent, (_, rank) in zip(chances, tree.parents, tree.said, strict=True):
+            if parent >= 0 and rank == 0:
+                self.see_child(chance / chances[parent])
+
+    def rules(
+        self, shape: TreeShape, level_price: float, ends: Tensor, vocabulary: Tensor | None
+    ) -> TreeRules:
+        """How trees grow, as the operator takes it."""
+        return TreeRules(
+            shape.branching,
+            shape.tau,
+            self._ratios,
+            self._edges,
+            MOST,
+            self.best_child,
+            level_price,
+            MOST_RUN,
+            MAX_SERIAL_NODES,
+            ends,
+            vocabulary,
+        )
+
+
+_KNOWN = PerModel(Experience)
+
+
+def experience_of(model: DraftModel, shape: TreeShape) -> Experience:
+    """What was learned in this process, with the number of threads that torch has now."""
+    return _KNOWN(model, shape, torch.get_num_threads())
