@@ -82,6 +82,7 @@ format: build
 bench: build
 	$(BIN)/python bench/ops.py
 	$(BIN)/python bench/acceptance.py
+	$(BIN)/python bench/attention.py
 	$(BIN)/specdec bench --methods autoregressive,specla
 
 # Needs nvcc and no GPU. CUTLASS and NVIDIA's disassemblers come from their pip packages where they are missing.

@@ -149,7 +149,10 @@ def main(
         torch.set_num_threads(threads)
     if dtype not in DTYPES:
         raise typer.BadParameter(f"got {dtype}, want float32 or bfloat16", param_hint="--dtype")
-    HQ, HK, D = map(int, heads.split("/"))
+    sizes = heads.split("/")
+    if len(sizes) != 3 or not all(size.isdecimal() for size in sizes):
+        raise typer.BadParameter(f"got {heads}, want three numbers as in 9/3/64", param_hint="--heads")
+    HQ, HK, D = map(int, sizes)
     console = Console()
     about = machine()
     console.print(" · ".join(f"{key} {value}" for key, value in about.items()))

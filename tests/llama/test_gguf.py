@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from pathlib import Path
@@ -10,8 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from loop.models import llama_config, llama_weights
+from specdec.cli.app import app
+from specdec.generation import Request
+from specdec.loop import Loop
 from specdec.models import load_model, load_tokenizer
 from specdec.models.checkpoint import weights_sha256
 from specdec.models.gguf_file import GGUFFile
@@ -19,7 +24,10 @@ from specdec.models.gguf_format import GGUFContainer
 from specdec.models.llama import LlamaForCausalLM
 from specdec.models.llama_checkpoint import llama_tensors
 from specdec.models.llama_config import LlamaConfig
+from specdec.models.skip_file import SkipFile
+from specdec.models.skipping import SkipSet
 
+RUNNER = CliRunner()
 gguf = pytest.importorskip("gguf")
 CONFIG = llama_config(vocab_size=64, hidden_size=64, intermediate_size=96, head_dim=16, eos_token_ids=(2,))
 TOKENS = ["<|end|>", "<|start|>", "<|stop|>", *(chr(c) for c in range(0x41, 0x7D)), "ab"]
@@ -181,3 +189,41 @@ def test_any_damage_is_a_value_error_or_another_model(tmp_path: Path) -> None:
         except ValueError:
             continue
     assert read > 0
+
+
+def test_commands_run_it(tmp_path: Path) -> None:
+    """Every drafter writes the text that the loop alone gives."""
+    path = tmp_path / "model.gguf"
+    write(path)
+    model, tokenizer = load_model(path), load_tokenizer(path)
+    want = Loop(model).run([Request(tokenizer.encode("ABAB"), 20)])[0].tokens
+    skips = tmp_path / "skip.json"
+    SkipFile(SkipSet.of([1], [0]), "random", weights_sha256(path), 2, "cpu", "float32").write(skips)
+    for options in (
+        ["--method", "autoregressive"],
+        ["--drafter", "ngram"],
+        ["--drafter", "exit:1"],
+        ["--drafter", f"model:{path}", "--draft-tree", "2,1"],
+        ["--method", "self-speculative", "--skip", str(skips)],
+    ):
+        command = ["generate", "ABAB", "--json", "--max-new-tokens", "20", "--model", str(path), *options]
+        result = RUNNER.invoke(app, command)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout.splitlines()[-1])["tokens"] == want
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train-drafter", "--target", "MODEL", "--text", "FOLDER", "--out", "FOLDER/out"],
+        ["bench", "--methods", "reference", "--model", "MODEL"],
+        ["generate", "A", "--model", "MODEL", "--drafter", "adapted:FOLDER"],
+    ],
+)
+def test_commands_for_other_models_say_so(command: list[str], tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf")
+    places = {"MODEL": "model.gguf", "FOLDER": ".", "FOLDER/out": "out"}
+    places = {word: str(tmp_path / path) for word, path in places.items()}
+    result = RUNNER.invoke(app, [places.get(word, word) for word in command])
+    assert result.exit_code != 0
+    assert "Gated DeltaNet" in f"{result.output} {result.exception}"

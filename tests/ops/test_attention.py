@@ -303,6 +303,8 @@ assert cpu_isa() == {isa!r} or cpu_isa() == "portable", cpu_isa()
 tests.test_random_shapes(CPU, torch.float32, 7)
 tests.test_every_split(CPU, torch.bfloat16, 251)
 tests.test_every_tree(CPU, 254)
+for D in (6, 64):
+    tests.test_rotate_heads(torch.bfloat16, D)
 """
 
 

@@ -99,7 +99,13 @@ def model_type(source: Path) -> object:
 
 
 def load_config(directory: str | os.PathLike[str]) -> GatedDeltaNetConfig:
-    """The configuration of the model in `directory`. Raises ValueError where it is missing or not valid."""
+    """The configuration of the Gated DeltaNet in `directory`.
+
+    Raises:
+        ValueError: it is missing or not valid, or a Llama-family model's.
+    """
+    if is_gguf(Path(directory)):
+        raise ValueError(f"{directory}: holds a Llama-family model, want a Gated DeltaNet")
     return GatedDeltaNetConfig.from_file(Path(directory) / CONFIG_NAME)
 
 
