@@ -90,6 +90,6 @@ def experience_of(model: DraftModel, shape: TreeShape, *settings: Hashable) -> E
     Args:
         model: what drafts.
         shape: of the trees.
-        settings: what else what is drafted depends on.
+        settings: what else its drafts depend on.
     """
     return _KNOWN(model, shape, torch.get_num_threads(), *settings)
