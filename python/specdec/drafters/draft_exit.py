@@ -11,6 +11,7 @@ low, so the threshold rises from 0.6 by (1 - 0.9) 0.01 to 0.601.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,8 +38,8 @@ class Threshold:
         """
 
 
-class DraftExit(Protocol):
-    """A rule for when drafts end."""
+class DraftExit(Hashable, Protocol):
+    """A rule for when drafts end. Equal ones share what is learned about drafts."""
 
     def begin(self) -> Threshold:
         """The threshold of a new sequence."""

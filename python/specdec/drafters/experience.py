@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -76,6 +78,12 @@ class Experience:
 _KNOWN = PerModel(Experience)
 
 
-def experience_of(model: DraftModel, shape: TreeShape) -> Experience:
-    """What was learned in this process, with the number of threads that torch has now."""
-    return _KNOWN(model, shape, torch.get_num_threads())
+def experience_of(model: DraftModel, shape: TreeShape, *settings: Hashable) -> Experience:
+    """What was learned in this process, with the number of threads that torch has now.
+
+    Args:
+        model: what drafts.
+        shape: of the trees.
+        settings: what else what is drafted depends on.
+    """
+    return _KNOWN(model, shape, torch.get_num_threads(), *settings)

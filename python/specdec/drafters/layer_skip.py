@@ -17,6 +17,7 @@ from specdec.cache import DecodingCache, Steps
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draft_exit import DraftExit, Threshold
 from specdec.drafters.draws import Children, Parent
+from specdec.drafters.experience import experience_of
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
@@ -70,6 +71,8 @@ class LayerSkipDrafter(ModelDrafter):
         check_integer("widen", widen, 1, MAX_NODES)
         if widen > 1 and (exit is None or not self.shape.is_chain):
             raise ValueError(f"widen: got {widen}, want 1 for a draft without an exit and for trees")
+        learned = experience_of(view, self.shape, exit, widen)  # what pays is another matter with each exit
+        self._learned, self.calibration, self._worth = learned, learned.calibration, learned.worth
         self.exit = exit
         self._widen = widen
         self._thresholds: dict[int, Threshold] = {}
