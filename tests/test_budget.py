@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
-from specdec.budget import DraftBudget, SequenceBudget
+from specdec.budget import DraftBudget, Rate, SequenceBudget
 from specdec.costs import RoundCost, prior_cost
 from specdec.drafters import combined
 from specdec.drafters.worth import EXPLORE_EVERY, Exploration, SecondsOfLate, Worth
@@ -312,6 +314,29 @@ def test_learned_things_are_kept_by_model_and_key_and_forgotten() -> None:
     assert kept(Slotted(), "a") is not kept(Slotted(), "a")
     forget()
     assert kept(one, "a") == []
+
+
+def test_loops_in_threads_share_costs_and_rates() -> None:
+    interval = sys.getswitchinterval()
+
+    def work(seed: int, budget: DraftBudget) -> None:
+        rng = random.Random(seed)
+        for _ in range(60):
+            rows = rng.randrange(1, 40)
+            assert budget.prices(rows).second > 0.0
+            budget.choose([[0.9] * 7] * rows)
+            budget.observe_round(rows, rng.randrange(1, 9), 1e-3, 2e-3, rows)
+
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(10):
+            costs = RoundCost()
+            rates: dict[int, Rate] = {}
+            with ThreadPoolExecutor(4) as pool:
+                budgets = [DraftBudget(8).for_loop(costs, rates) for _ in range(4)]
+                list(pool.map(work, range(4), budgets))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_whole_drafts_are_verified_as_they_are() -> None:

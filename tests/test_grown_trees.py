@@ -181,6 +181,26 @@ def test_limits_of_rows_hold() -> None:
             [ops.TreeRequest(4, 3, 0, table=2), ops.TreeRequest(4, 3, 0)],
             "requests: got table 2, want 0 to 1",
         ),
+        (
+            "requests",
+            [ops.TreeRequest(4, 3, 0), ops.TreeRequest(-1, 3, 0)],
+            "requests: got max_nodes -1, want at least 0",
+        ),
+        (
+            "requests",
+            [ops.TreeRequest(4, -1, 0), ops.TreeRequest(4, 3, 0)],
+            "requests: got max_depth -1, want at least 0",
+        ),
+        (
+            "requests",
+            [ops.TreeRequest(4, 3, 0, node_price=math.nan), ops.TreeRequest(4, 3, 0)],
+            "requests: got node_price nan, want at least 0, or None",
+        ),
+        (
+            "requests",
+            [ops.TreeRequest(4, 3, 0, node_price=-1.0), ops.TreeRequest(4, 3, 0)],
+            r"requests: got node_price -1\.0, want at least 0, or None",
+        ),
         ("logits", torch.zeros(2, 3), "logits: got shape"),
     ],
 )
@@ -192,6 +212,46 @@ def test_wrong_arguments(name: str, change: object, message: str) -> None:
 def test_branching_without_children() -> None:
     with pytest.raises(ValueError, match="branching: want numbers of children"):
         grown(rules=arguments()["rules"]._replace(branching=(0,)))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"most_run": -1}, "most_run: got -1, want at least 0"),
+        ({"most_nodes": -1}, "most_nodes: got -1, want at least 0"),
+        ({"ratios": torch.ones(2, 3, 0, dtype=torch.float64)}, "ratios: got no bins, want at least 1"),
+        ({"ends": torch.tensor(3)}, r"ends: got shape \[\], want \[E\]"),
+        ({"vocabulary": torch.full((61,), 61)}, "vocabulary: got token 61, want 0 to 60"),
+        ({"vocabulary": torch.full((61,), -2)}, "vocabulary: got token -2, want 0 to 60"),
+    ],
+    ids=str,
+)
+def test_wrong_rules(change: dict[str, object], message: str) -> None:
+    rules = arguments()["rules"]._replace(tau=2.0, **change)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        grown(rules=rules)
+
+
+def test_no_rows_and_no_limit() -> None:
+    """A negative size of a pruned tree ended in memory that is not its own, twice a great one in none."""
+    call = arguments()
+    rules = call["rules"]._replace(branching=(4,), tau=2.0)  # type: ignore[attr-defined]
+    limits = [grown(rules=rules, requests=[ops.TreeRequest(most, 3, 0)] * 2) for most in (1000, 2**63 - 1)]
+    assert limits[0] == limits[1]
+    assert all(tree.tokens for tree in limits[0][0])
+    none = {name: call[name][:0] for name in ("logits", "outputs", "slots", "prefix_mixed")}  # type: ignore[index]
+    factors = ops.Factors(*[factor[:0] for factor in call["prefix"].factors])  # type: ignore[attr-defined]
+    assert grown(**none, requests=[], prefix=ops.Prefix(factors)) == ([], 0)
+
+
+def test_outputs_and_factors_are_of_the_same_nodes() -> None:
+    """In a chain no parent would tell."""
+    call = arguments()
+    outputs = torch.cat([call["outputs"]] * 3, dim=1)  # type: ignore[list-item]
+    prefix = call["prefix"]._replace(parents=None)  # type: ignore[attr-defined]
+    rules = call["rules"]._replace(branching=(1,))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"^prefix\.factors\.k: got shape"):
+        grown(outputs=outputs, prefix=prefix, rules=rules, requests=[ops.TreeRequest(4, 3, 2)] * 2)
 
 
 def test_what_is_no_distribution_has_no_drafts() -> None:

@@ -164,9 +164,13 @@ DraftStep draft_step(const Tensor& tokens, const OptionalTensor& parents, const 
   check_dtype(outputs, "outputs", table.scalar_type());
   STD_TORCH_CHECK(drafter.own_norm.has_value() == drafter.own_weight.has_value(),
                   "own_norm, own_weight: got one of the two, want both or none");
+  // Of another size the operators would take them for the norms of heads.
+  if (drafter.own_norm.has_value()) check_shape(*drafter.own_norm, "own[0]", {D}, "[D]");
+  check_shape(drafter.norm, "norm", {D}, "[D]");
   for (const auto* part : {&prefix.k, &prefix.u, &prefix.g, &prefix.mixed}) {
     STD_TORCH_CHECK(part->has_value(), "prefix: got None, want the nodes that a step continues");
   }
+  check_shape(*prefix.k, "prefix.factors.k", {nodes.B, nodes.earlier, -1, -1}, "[B, NP, HK, DK]");
   Tensor x = gather(nodes, table, D, [&](int64_t b, int64_t n) { return nodes.tokens[b * nodes.N + n]; });
   if (drafter.own_weight.has_value()) {
     const Tensor above = gather(nodes, outputs, D,

@@ -17,7 +17,7 @@ struct Children {
 };
 
 Children children_of(const Tensor& logits, int64_t count, const std::vector<float>& scales,
-                     const int64_t* vocabulary) {
+                     const int64_t* vocabulary, int64_t tokens) {
   const int64_t R = logits.size(0);
   Children found{std::vector<int64_t>(R * count), std::vector<float>(R * count)};
   LikeliestParams p;
@@ -30,7 +30,12 @@ Children children_of(const Tensor& logits, int64_t count, const std::vector<floa
   p.probs = found.probs.data();
   check_status(cpu::likeliest(p), "draft_tree");
   if (vocabulary != nullptr) {
-    for (int64_t& token : found.tokens) token = token < 0 ? token : vocabulary[token];
+    for (int64_t& token : found.tokens) {
+      if (token < 0) continue;
+      token = vocabulary[token];
+      STD_TORCH_CHECK(0 <= token && token < tokens, "vocabulary: got token ", token, ", want 0 to ",
+                      tokens - 1);
+    }
   }
   return found;
 }
@@ -137,9 +142,10 @@ const double* doubles(const Tensor& t, const char* name, std::initializer_list<i
   return present<double>(t);
 }
 
-const int64_t* longs(const Tensor& t, const char* name, int64_t size) {
+// Of any size where that is negative.
+const int64_t* longs(const Tensor& t, const char* name, int64_t size, const char* dims) {
   check_dtype(t, name, ScalarType::Long);
-  check_shape(t, name, {size}, "a list");
+  check_shape(t, name, {size}, dims);
   check_contiguous(t, name);
   return present<int64_t>(t);
 }
@@ -182,6 +188,7 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
     Tensor conv_state, Tensor state, OptionalTensor slots, OptionalTensor prefix_k, OptionalTensor prefix_u,
     OptionalTensor prefix_g, OptionalTensor prefix_parents, OptionalTensor prefix_mixed, Tensor norm,
     Tensor head, int64_t vocab, std::optional<double> scale, int64_t strategy) {
+  STD_TORCH_CHECK(vocab >= 1, "vocab: got ", vocab, ", want at least 1");
   check_dtype(logits, "logits", ScalarType::Float);
   check_shape(logits, "logits", {-1, vocab}, "[B, V']");
   check_contiguous(logits, "logits");
@@ -191,6 +198,7 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
   const double* price = doubles(prices, "prices", {B}, "[B]");
   check_shape(ratios, "ratios", {-1, kRankCount, -1}, "[tables, 3, bins]");
   const int64_t tables = ratios.size(0), bins = ratios.size(2);
+  STD_TORCH_CHECK(bins >= 1, "ratios: got no bins, want at least 1");
   const double* ratio = doubles(ratios, "ratios", {tables, kRankCount, bins}, "[tables, 3, bins]");
   const double* edge = doubles(edges, "edges", {bins - 1}, "[bins - 1]");
   const float* temperature = nullptr;
@@ -198,13 +206,16 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
     temperature = float_vector(*inverse_temperatures, "inverse_temperatures", B, "[B]");
   }
   const int64_t* tokens_of_columns =
-      vocabulary.has_value() ? longs(*vocabulary, "vocabulary", vocab) : nullptr;
+      vocabulary.has_value() ? longs(*vocabulary, "vocabulary", vocab, "[V']") : nullptr;
   for (const auto* part : {&prefix_k, &prefix_u, &prefix_g, &prefix_mixed}) {
     STD_TORCH_CHECK(part->has_value(), "prefix: got None, want the nodes that drafts continue");
   }
   STD_TORCH_CHECK(!branching.empty() && *std::min_element(branching.begin(), branching.end()) >= 1 &&
                       *std::max_element(branching.begin(), branching.end()) <= kMostLikeliest,
                   "branching: want numbers of children, 1 to ", kMostLikeliest);
+  STD_TORCH_CHECK(most_run >= 0, "most_run: got ", most_run, ", want at least 0");
+  STD_TORCH_CHECK(most_nodes >= 0, "most_nodes: got ", most_nodes, ", want at least 0");
+  check_shape(table, "table", {-1, -1}, "[V, D]");
 
   GrowthRules rules;
   rules.branching = branching;
@@ -215,12 +226,14 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
   rules.most_chance = most_chance;
   rules.child_chance = child_chance;
   rules.level_price = level_price;
-  rules.end_count = ends.dim() == 1 ? ends.size(0) : 0;
-  rules.ends = longs(ends, "ends", rules.end_count);
+  rules.ends = longs(ends, "ends", -1, "[E]");
+  rules.end_count = ends.size(0);
 
   std::vector<GrowingTree> trees;
   for (int64_t b = 0; b < B; ++b) {
     const int64_t* request = asked + 4 * b;
+    STD_TORCH_CHECK(request[0] >= 0, "requests: got max_nodes ", request[0], ", want at least 0");
+    STD_TORCH_CHECK(request[1] >= 0, "requests: got max_depth ", request[1], ", want at least 0");
     STD_TORCH_CHECK(0 <= request[3] && request[3] < tables, "requests: got table ", request[3],
                     ", want 0 to ", tables - 1);
     STD_TORCH_CHECK(0 <= request[2] && request[2] < outputs.size(1), "requests: got column ", request[2],
@@ -246,7 +259,7 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
     for (int64_t b = 0; temperature != nullptr && b < B; ++b) {
       scales.insert(scales.end(), trees[b].wanted().size(), temperature[b]);
     }
-    const Children found = children_of(level, count, scales, tokens_of_columns);
+    const Children found = children_of(level, count, scales, tokens_of_columns, table.size(0));
     int64_t row = 0;
     for (GrowingTree& tree : trees) {
       tree.grow(found.tokens.data() + row * count, found.probs.data() + row * count, count);

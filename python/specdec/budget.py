@@ -273,12 +273,13 @@ class DraftBudget:
             tokens: emitted by all sequences.
         """
         self.costs.observe(rows, nodes, verify_seconds)
-        rate = self._rates.setdefault(rows, Rate())
+        rate = self._rates.get(rows, Rate())
         # An interruption must not make time look cheap for the rounds that follow.
         slowest = 3.0 * (seconds - verify_seconds + self._seconds(rows, nodes)[nodes])
         rate.tokens = MEMORY * rate.tokens + tokens
         rate.seconds = MEMORY * rate.seconds + min(max(seconds, 1e-9), slowest)
         rate.drafts = MEMORY * rate.drafts + (1.0 - MEMORY) * (nodes - 1)
+        self._rates[rows] = rate  # now that it has seconds: another loop may read it in another thread
 
     def _seconds(self, rows: int, nodes: int) -> list[float]:
         return self.costs.up_to(rows, nodes)

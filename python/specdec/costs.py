@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect, bisect_left
 from dataclasses import dataclass, field
+from threading import Lock
 
 import torch
 
@@ -61,10 +62,14 @@ class RoundCost:
 
     def __init__(self) -> None:
         self._curves: dict[int, _Curve] = {}
+        self._lock = Lock()  # loops of one model share it, and may run in several threads
 
     def observe(self, rows: int, nodes: int, seconds: float) -> None:
         """Books a measured round of `rows` sequences padded to `nodes` nodes each."""
-        seconds = max(seconds, 1e-9)  # a coarse clock must not make rounds free
+        with self._lock:
+            self._observe(rows, nodes, max(seconds, 1e-9))  # a coarse clock must not make rounds free
+
+    def _observe(self, rows: int, nodes: int, seconds: float) -> None:
         curve = self._curves.get(rows)
         if curve is None:
             curve = self._curves[rows] = self._like(rows)
@@ -98,6 +103,10 @@ class RoundCost:
 
     def up_to(self, rows: int, nodes: int) -> list[float]:
         """Estimated seconds of rounds of 0, 1, ... at least `nodes` nodes; the first is 0."""
+        with self._lock:
+            return self._up_to(rows, nodes)
+
+    def _up_to(self, rows: int, nodes: int) -> list[float]:
         curve = self._curves.get(rows)
         if curve is None:
             curve = self._like(rows)

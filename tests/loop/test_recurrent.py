@@ -77,6 +77,18 @@ def test_bfloat16_activations_keep_every_token(shape):
     assert loop.statistics.accepted > 0
 
 
+@pytest.mark.parametrize("in_one_call", [True, False])
+def test_cold_requests_keep_every_token(in_one_call, model, monkeypatch):
+    """All but the likeliest children have no chance, nor have their children."""
+    if not in_one_call:
+        monkeypatch.setattr(RecurrentDrafter, "run_trees", lambda *_: None)
+    requests = [Request([5, 7 + i], 20, SamplingParams(10.0**-i, seed=i), ignore_eos=True) for i in range(6)]
+    plain = [result.tokens for result in Loop(model, slots=4).run(requests)]
+    drafter = RecurrentDrafter(random_drafter(model, 3), slots=2, branching=SHAPES["fixed"], draw=False)
+    loop = Loop(model, drafter, slots=2, budget=DraftBudget(10, adaptive=False))
+    assert [result.tokens for result in loop.run(requests)] == plain
+
+
 def test_a_draft_vocabulary_keeps_every_token(model, requests, plain):
     drafter = RecurrentDrafter(
         random_drafter(model, 4, draft_vocab_size=20), slots=3, branching=(3, 1), draw=False

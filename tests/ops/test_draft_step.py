@@ -349,8 +349,8 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("outputs width", {"outputs": f32(2, 5, 36)}, r"outputs: got shape .* = \[2, 5, 37\]"),
     ("outputs dtype", {"outputs": f32(2, 5, 37).half()}, r"outputs: got dtype Half, want Float"),
     ("outputs stride", {"outputs": f32(2, 5, 74)[..., ::2]}, r"outputs: got a non-contiguous tensor"),
-    # Nodes 3 and 4 of the outputs would be new ones to the factors.
-    ("fewer factors", {"prefix": Prefix(FACTORS, int32([[-1, 0, 0, 0]] * 2))}, r"prefix\.factors\.u: got"),
+    # Node 4 of the outputs would be a new one to the factors.
+    ("fewer factors", {"prefix": Prefix(FACTORS, int32([[-1, 0, 0, 0]] * 2))}, r"prefix\.factors\.k: got"),
     (
         "no gate",
         {"prefix": Prefix(Factors(f32(2, 5, 1, 64), f32(2, 5, 2, 64)))},
@@ -364,7 +364,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     (
         "own weight",
         own_with(f32(37), pack_weight(f32(37, 74))),
-        r"x: got shape .* want a last dimension of 74",
+        r"own\[1\]: got \[37, 74\], want \[out, in\] = \[D, D\]",
     ),
     (
         "own bias",

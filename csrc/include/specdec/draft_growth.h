@@ -141,7 +141,9 @@ class GrowingTree {
                open.end());
     std::stable_sort(open.begin(), open.end(),
                      [&](int64_t a, int64_t b) { return nodes[a].chance > nodes[b].chance; });
-    const int64_t room = std::max<int64_t>(std::min(2 * request_.max_nodes, rules_.most_run) - run_, 0);
+    // Halved: twice any number may be too large for the type.
+    const bool few = request_.max_nodes <= rules_.most_run / 2;
+    const int64_t room = std::max<int64_t>((few ? 2 * request_.max_nodes : rules_.most_run) - run_, 0);
     if (static_cast<int64_t>(open.size()) > room) open.resize(room);
     return open;
   }

@@ -52,7 +52,8 @@ class Experience:
         """Books the likeliest children of all nodes of a tree."""
         chances = tree.chances
         for chance, parent, (_, rank) in zip(chances, tree.parents, tree.said, strict=True):
-            if parent >= 0 and rank == 0:
+            # A cold row's other children may have no chance at all, which says nothing of theirs.
+            if parent >= 0 and rank == 0 and chances[parent] > 0.0:
                 self.see_child(chance / chances[parent])
 
     def rules(

@@ -192,10 +192,11 @@ class GrowingTree:
             counts = [each + (i < more) for i in range(len(nodes))]
         # Where children are drawn, how many is fixed before: as many tokens as are likely enough.
         floor = self.floor if self.drawn else 0.0
+        floors = [floor / self.chances[node] if floor > 0.0 else 0.0 for node in nodes]
         edited = self.request.sampling.edited
         return [
-            Parent(self.request, node, self.path(node) if edited else (), count, floor / self.chances[node])
-            for node, count in zip(nodes, counts, strict=True)
+            Parent(self.request, node, self.path(node) if edited else (), count, least)
+            for node, count, least in zip(nodes, counts, floors, strict=True)
         ]
 
     def next_level(self) -> None:

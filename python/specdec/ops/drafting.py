@@ -228,11 +228,15 @@ def draft_tree(
     want_type("head", head, PackedWeight)
     want_type("prefix", prefix, Prefix)
     want_no_bias("head", head)
+    want_type("rules", rules, TreeRules)
+    for price in [r.node_price for r in requests]:
+        if price is not None and not price >= 0.0:  # NaN neither
+            raise ValueError(f"requests: got node_price {price}, want at least 0, or None")
     even = all(r.inverse_temperature == 1.0 for r in requests)
     own_norm, own_weight = _own_operands(own)
     counts, nodes, chances = _draft_tree(
         logits,
-        torch.tensor([r[:4] for r in requests], dtype=torch.int64),
+        torch.tensor([r[:4] for r in requests], dtype=torch.int64).view(-1, 4),
         torch.tensor([-1.0 if r.node_price is None else r.node_price for r in requests], dtype=torch.float64),
         None if even else torch.tensor([r.inverse_temperature for r in requests], dtype=torch.float32),
         rules.ratios,
@@ -274,6 +278,9 @@ def _own_operands(own: tuple[Tensor, PackedWeight] | None) -> tuple[Tensor | Non
     norm, weight = own
     want_type("own[1]", weight, PackedWeight)
     want_no_bias("own[1]", weight)
+    if weight.out_features != weight.in_features:
+        got = [weight.out_features, weight.in_features]
+        raise ValueError(f"own[1]: got {got}, want [out, in] = [D, D]")
     return norm, weight.data
 
 
