@@ -138,6 +138,7 @@ class CombinedDrafter:
         self._worth, self._agreement, self._following = learned
         self._rows: dict[int, _Row] = {}
         self._start = 0.0  # of the last round
+        self._seconds = 0.0  # of the last round, without what a reader of its tokens did after it
         self._merged: dict[int, _Merged] = {}
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
@@ -159,6 +160,7 @@ class CombinedDrafter:
         row = self._rows.get(slot)
         if row is not None:
             row.tokens = len(tokens)
+            self._seconds = perf_counter() - self._start
         merged = self._merged.pop(slot, None)
         if merged is None:
             self._free.observe(slot, path, tokens)
@@ -203,8 +205,7 @@ class CombinedDrafter:
 
     def _priced(self, requests: Sequence[DraftRequest], classes: Sequence[int]) -> Sequence[DraftRequest]:
         """The requests at the prices of what follows rounds like this one; books the round before."""
-        now = perf_counter()
-        seconds, self._start = now - self._start, now
+        seconds, self._start = self._seconds, perf_counter()
         for request, which in zip(requests, classes, strict=True):
             row = self._rows.setdefault(request.slot, _Row())
             if row.before >= 0:

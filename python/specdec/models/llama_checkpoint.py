@@ -55,17 +55,6 @@ def llama_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_llama_config(source: Path) -> LlamaConfig:
-    """The configuration of the model in a directory or a GGUF file.
-
-    Raises:
-        ValueError: it is missing or not valid.
-    """
-    if is_gguf(source):
-        return LlamaConfig.from_dict(GGUFFile(source).config())
-    return LlamaConfig.from_file(source / CONFIG_NAME)
-
-
 def load_llama(source: Path, *, dtype: torch.dtype = torch.float32) -> tuple[LlamaConfig, dict[str, Tensor]]:
     """The configuration and the weights of the model in a directory or a GGUF file.
 
