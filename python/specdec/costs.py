@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect, bisect_left
 from dataclasses import dataclass, field
+from functools import lru_cache
 from threading import Lock
 
 import torch
@@ -27,6 +28,7 @@ FIRST = 0.3  # of the first measurement at a number of nodes
 STALE = 256  # rounds of a batch size after which a correction that was not seen again is forgotten
 
 
+@lru_cache(maxsize=4096)
 def prior_cost(rows: int, nodes: int) -> float:
     """The time of a round of `rows` sequences of `nodes` nodes, in that of one node, before any was seen."""
     every = rows * nodes
