@@ -83,6 +83,14 @@ def random_tokens(
     return q, k, v, g, beta
 
 
+def path_to(parents: list[int], node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
 def random_parents(rng: torch.Generator, B: int, N: int, first: int = 0) -> Tensor:
     """int32 [B, N] random forests: the parent is any earlier node, or (one in eight) the committed state."""
     ids = torch.arange(first, first + N)

@@ -13,21 +13,13 @@ import torch
 
 from ops.attending import BLOCK, Tokens, random_attend
 from ops.backends import BACKENDS, COMPILED, Backend
-from ops.cases import NAN, assert_close, bits, int32, random_parents
+from ops.cases import NAN, assert_close, bits, int32, path_to, random_parents
 from specdec import ops
 from specdec.ops import attention_reference
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 compiled = pytest.mark.parametrize("backend", COMPILED)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-
-
-def path_to(parents: list[int], node: int) -> list[int]:
-    """Nodes from the root to `node`."""
-    path = [node]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
 
 
 # --- against float64 ---

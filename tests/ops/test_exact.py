@@ -14,20 +14,12 @@ import torch
 from torch import Tensor
 
 from ops.backends import EXACT_PAIRS, Backend
-from ops.cases import RECURRENCES, int32, random_parents
+from ops.cases import RECURRENCES, int32, path_to, random_parents
 from ops.stepping import Layer
 from specdec.ops import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 pairs = pytest.mark.parametrize(("backend", "strategy"), EXACT_PAIRS)
 recurrences = pytest.mark.parametrize(("gate", "update"), RECURRENCES)
-
-
-def path_to(parents: list[int], node: int) -> list[int]:
-    """Nodes from the root to `node`."""
-    path = [node]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
 
 
 @pairs

@@ -8,7 +8,7 @@ the drafter's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,29 +88,14 @@ def draft_step(
             mode.
         TypeError: an argument has the wrong type.
     """
-    want_type("weights", weights, BlockWeights)
-    want_type("head", head, PackedWeight)
-    want_type("prefix", prefix, Prefix)
-    want_no_bias("head", head)
-    own_norm, own_weight = _own_operands(own)
+    drafter = _drafter_operands(
+        outputs, table, own, weights, conv_state, state, slots, prefix, prefix_mixed, norm, head, scale
+    )
     logits, outputs, mixed, k, u, g = _draft_step(
         tokens,
         parents,
         lengths,
-        outputs,
-        table,
-        own_norm,
-        own_weight,
-        *weights.operands,
-        conv_state,
-        state,
-        slots,
-        *prefix_operands(prefix),
-        prefix_mixed,
-        norm,
-        head.data,
-        head.out_features,
-        scale,
+        *drafter,
         strategy_code(strategy, tokens, state, parents is not None, True),
     )
     return DraftStep(logits, outputs, mixed, Factors(k, u, g))
@@ -224,16 +209,14 @@ def draft_tree(
             mode.
         TypeError: an argument has the wrong type.
     """
-    want_type("weights", weights, BlockWeights)
-    want_type("head", head, PackedWeight)
-    want_type("prefix", prefix, Prefix)
-    want_no_bias("head", head)
+    drafter = _drafter_operands(
+        outputs, table, own, weights, conv_state, state, slots, prefix, prefix_mixed, norm, head, scale
+    )
     want_type("rules", rules, TreeRules)
     for price in [r.node_price for r in requests]:
         if price is not None and not price >= 0.0:  # NaN neither
             raise ValueError(f"requests: got node_price {price}, want at least 0, or None")
     even = all(r.inverse_temperature == 1.0 for r in requests)
-    own_norm, own_weight = _own_operands(own)
     counts, nodes, chances = _draft_tree(
         logits,
         torch.tensor([r[:4] for r in requests], dtype=torch.int64).view(-1, 4),
@@ -250,26 +233,47 @@ def draft_tree(
         rules.most_nodes,
         rules.ends,
         rules.vocabulary,
-        outputs,
-        table,
-        own_norm,
-        own_weight,
-        *weights.operands,
-        conv_state,
-        state,
-        slots,
-        *prefix_operands(prefix),
-        prefix_mixed,
-        norm,
-        head.data,
-        head.out_features,
-        scale,
+        *drafter,
         0,  # serial: a level is a node or a few
     )
     *sizes, levels = counts.tolist()
     grown = zip(sizes, nodes.tolist(), chances.tolist(), strict=True)
     trees = [GrownTree(*[column[:size] for column in (*ints, *floats)]) for size, ints, floats in grown]
     return trees, levels
+
+
+def _drafter_operands(
+    outputs: Tensor,
+    table: Tensor,
+    own: tuple[Tensor, PackedWeight] | None,
+    weights: BlockWeights,
+    conv_state: Tensor,
+    state: Tensor,
+    slots: Tensor | None,
+    prefix: Prefix,
+    prefix_mixed: Tensor,
+    norm: Tensor,
+    head: PackedWeight,
+    scale: float | None,
+) -> tuple[Any, ...]:
+    """The drafter and where its sequences stand, as both operators take them."""
+    want_type("weights", weights, BlockWeights)
+    want_type("head", head, PackedWeight)
+    want_type("prefix", prefix, Prefix)
+    want_no_bias("head", head)
+    where = (conv_state, state, slots, *prefix_operands(prefix), prefix_mixed)
+    own_operands = _own_operands(own)
+    return (
+        outputs,
+        table,
+        *own_operands,
+        *weights.operands,
+        *where,
+        norm,
+        head.data,
+        head.out_features,
+        scale,
+    )
 
 
 def _own_operands(own: tuple[Tensor, PackedWeight] | None) -> tuple[Tensor | None, Tensor | None]:
