@@ -54,7 +54,6 @@ class Round(NamedTuple):
     parents: Tensor | None
     nodes: int
 
-
     def joined(self, above: Round) -> Round:
         """This round with what `above` has of the layers that are None here, of the same nodes in the same
         order.

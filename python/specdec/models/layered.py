@@ -8,7 +8,7 @@ of their sub-layers left out where the model is a view (`skipping`), read throug
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -144,6 +144,26 @@ class Layered(ABC):
             view.vocabulary = torch.tensor(list(vocabulary))
             view._head = ops.pack_weight(self._head.unpack()[view.vocabulary])
         return view
+
+    def sub_layers(
+        self,
+        nodes: int,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        prefix: Steps | None = None,
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """The sub-layers one by one; see `SkippableLM.sub_layers`."""
+        cache.flush()
+        rotation = self._rotation_at(cache, slots, nodes, parents, prefix)
+        call = Pass(cache, slots, parents, None, None, prefix, rotation)
+
+        def part(number: int) -> Callable[[Tensor], Tensor]:
+            layer, mlp = divmod(number, 2)
+            return lambda x: self._block(layer, x, call, mixer=not mlp, mlp=bool(mlp))[0]
+
+        return [part(number) for number in range(2 * len(self._layers))]
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: float32 states; windows, keys and values in the model's
