@@ -149,7 +149,7 @@ class Steps:
         parents = None
         if old.parents is not None or not in_turn:
             parents = _arranged_parents(_explicit_parents(old, 0, old.nodes).tolist(), rows, width)
-        taken = taker(rows, in_turn)
+        taken = taker(rows)
         layers = tuple([_taken(entries, taken) for entries in old.layers])
         self.round = Round(layers, old.slots, parents, width)
 
@@ -179,19 +179,20 @@ class Steps:
         return None if self.round is None else self.round.layers[layer]
 
 
-def taker(rows: Sequence[Sequence[int]], in_turn: bool = False) -> Callable[[Tensor], Tensor]:
-    """A function that takes these places of each row: [B, C, ...] -> [B, N, ...], N the longest row's.
+def taker(rows: Sequence[Sequence[int]]) -> Callable[[Tensor], Tensor]:
+    """A function that takes these places of each row: [B, C, ...] -> [B, N, ...], N the longest row's. A view
+    where all rows want the same places and these follow each other.
 
     Args:
         rows: the places; what a shorter row has beyond its own means nothing.
-        in_turn: whether every row is 0, 1, ... N - 1, which is a view then.
     """
+    first = list(rows[0])
+    if all(list(row) == first for row in rows):
+        if first == list(range(first[0], first[0] + len(first))):
+            return lambda tensor: tensor[:, first[0] : first[0] + len(first)]
+        same = torch.tensor(first)
+        return lambda tensor: tensor[:, same]
     width = max(map(len, rows))
-    if in_turn:
-        return lambda tensor: tensor[:, :width]
-    if len(rows) == 1:
-        places = torch.tensor(rows[0])
-        return lambda tensor: tensor[:, places]
     places = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     batch = torch.arange(len(rows))[:, None]
     return lambda tensor: tensor[batch, places]
