@@ -204,7 +204,10 @@ def _taken(entries: LayerEntries, taken: Callable[[Tensor], Tensor]) -> LayerEnt
     if isinstance(entries, KVEntries):
         return KVEntries(taken(entries.k), taken(entries.v))
     k, u, g = entries.recurrent
-    factors = Factors(taken(k), taken(u), None if g is None else taken(g))
+    # Operators take factors as they come from one, without gaps between rows.
+    factors = Factors(
+        taken(k).contiguous(), taken(u).contiguous(), None if g is None else taken(g).contiguous()
+    )
     return LayerFactors(factors, None if entries.conv is None else taken(entries.conv))
 
 

@@ -198,11 +198,12 @@ class EarlyExitDrafter:
         """
         tokens, parents, lengths = batch.tokens, batch.parents, batch.lengths
         begun, self._begun = self._begun, None
+        sizes = lengths.tolist()
         if begun is None:
+            self.work.book(self.model.num_layers, sum(sizes))
             return self.model.forward(
                 tokens, cache=self._cache, slots=slots, parents=parents, lengths=lengths
             )
-        sizes = lengths.tolist()
         above = None if parents is None else parents.tolist()
         nodes = [
             StageNodes(0, columns[:size], range(-1, size - 1) if above is None else above[row][:size])
@@ -221,8 +222,7 @@ class EarlyExitDrafter:
             lengths=lengths,
             pending=begun.pending,
         )
-        self.work.passes += len(layers)
-        self.work.tokens += len(layers) * sum(sizes)
+        self.work.book(len(layers), sum(sizes))
         for stage in begun.stages:
             round = stage.round.joined(round)
         return self.model.readout(x), round

@@ -25,6 +25,11 @@ class Work:
     def __init__(self) -> None:
         self.passes = self.tokens = 0
 
+    def book(self, layers: int, nodes: int) -> None:
+        """A pass of so many layers over so many nodes, of all rows."""
+        self.passes += layers
+        self.tokens += layers * nodes
+
 
 class Stage:
     """Layers of the target over the nodes of one round: their hidden states and entries, a column a node.
@@ -104,8 +109,7 @@ class Stage:
         )
         steps.extend(round)
         self._hidden = y if self._hidden is None else torch.cat([self._hidden, y], dim=1)
-        self._work.passes += len(self.layers)
-        self._work.tokens += len(self.layers) * sum(lengths)
+        self._work.book(len(self.layers), sum(lengths))
         return y
 
     def arrange(self, rows: Sequence[Sequence[int]]) -> None:
