@@ -112,7 +112,7 @@ def test_unrolling_is_drafting(changes: dict, with_features: bool) -> None:
         tap = FeatureTap(features)
         cache = target.new_cache(2)
         target.prefill(tokens[:, :length].tolist(), cache=cache, slots=range(2), tap=tap)
-        rows = tap.rows().clone()  # made in inference mode
+        rows = tap.take().rows().clone()  # made in inference mode
     with torch.no_grad():
         unrolled = trained.unroll(rows, target.embeddings[tokens], steps)
     slots = torch.arange(2, dtype=torch.int32)
@@ -220,7 +220,7 @@ def test_cache_holds_what_the_target_computes(text: Path, target: Path, tmp_path
             slots=[0],
             tap=tap,
         )
-        assert torch.equal(cache.rows([window], chosen), tap.rows().bfloat16().float())
+        assert torch.equal(cache.rows([window], chosen), tap.take().rows().bfloat16().float())
     # Another feature is added alone; what is there already is not computed again.
     cache = cached(tmp_path / "cache", text, frozen, ("readout:0", "readout:2"))
     assert cache.missing_bytes == cache.windows * 32 * 64 * 2

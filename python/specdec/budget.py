@@ -15,7 +15,7 @@ law), so the length must come from the sequence alone for its seed to repeat it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,6 +26,7 @@ from specdec.drafters.calibration import RunningRatio, outcomes
 from specdec.drafters.worth import Exploration
 from specdec.learned import PerModel
 from specdec.models.base import CausalLM
+from specdec.resting import Rest
 from specdec.tree import TokenTree
 
 ACCEPTANCE = 0.98, 3.0, 0.7  # `RunningRatio` of draft tokens: memory, weight of the prior, and the prior
@@ -111,11 +112,12 @@ class SequenceBudget:
 
 @dataclass
 class Rate:
-    """Tokens and seconds of late, of one batch size, and the drafts a sequence got."""
+    """Of one batch size: tokens and seconds of late, drafts a sequence got, and whether the drafter rests."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     drafts: float = 4.0
+    rest: Rest = field(default_factory=Rest)
 
 
 _RATES: PerModel[dict[int, Rate]] = PerModel(dict)
@@ -179,6 +181,13 @@ class DraftBudget:
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
         return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, whole=self.whole)
+
+    def rests(self, rows: int) -> bool:
+        """Whether a round of `rows` sequences goes without asking the drafter; call it once a round."""
+        if not self.adaptive or self.max_draft == 0:
+            return False
+        known = self._rates.get(rows)
+        return known is not None and known.rest.due()
 
     def prices(self, rows: int) -> Prices:
         """What drafts must bring in a round of `rows` sequences."""
@@ -261,7 +270,13 @@ class DraftBudget:
         self.acceptance.observe(accepted, min(accepted + 1, deepest))
 
     def observe_round(
-        self, rows: int, nodes: int, verify_seconds: float, seconds: float, tokens: int
+        self,
+        rows: int,
+        nodes: int,
+        verify_seconds: float,
+        seconds: float,
+        tokens: int,
+        rested: bool = False,
     ) -> None:
         """Books a round.
 
@@ -271,13 +286,16 @@ class DraftBudget:
             verify_seconds: of all that comes after the drafts.
             seconds: of the whole round.
             tokens: emitted by all sequences.
+            rested: whether the drafter was left out, as `rests` said.
         """
         self.costs.observe(rows, nodes, verify_seconds)
         rate = self._rates.get(rows, Rate())
         # An interruption must not make time look cheap for the rounds that follow.
         slowest = 3.0 * (seconds - verify_seconds + self._seconds(rows, nodes)[nodes])
         rate.tokens = MEMORY * rate.tokens + tokens
-        rate.seconds = MEMORY * rate.seconds + min(max(seconds, 1e-9), slowest)
+        seconds = min(max(seconds, 1e-9), slowest)
+        rate.seconds = MEMORY * rate.seconds + seconds
+        rate.rest.observe(rested, rows, tokens, seconds)
         rate.drafts = MEMORY * rate.drafts + (1.0 - MEMORY) * (nodes - 1)
         self._rates[rows] = rate  # now that it has seconds: another loop may read it in another thread
 

@@ -12,7 +12,7 @@ from loop.drafters import RandomTreeDrafter
 from loop.models import random_model
 from specdec.generation import Request
 from specdec.loop import Loop
-from specdec.models.features import Feature, FeatureTap
+from specdec.models.features import Feature, FeatureTap, NodeFeatures
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
 FEATURES = (Feature("hidden", 0), Feature("readout", 1), Feature("hidden", 1))
@@ -32,16 +32,20 @@ class Watching(RandomTreeDrafter):
         assert features is not None
         assert len(features) == len(prompt)
         self.seen[slot] = list(features[:-1])
+        self.fresh = True
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         super().observe(slot, path, tokens, features)
         assert features is not None
-        assert len(features) == len(tokens)
+        rows = features.rows()
+        assert len(rows) == len(tokens)
         # One that is kept must not keep alive what all prompts of a prefill showed.
-        assert features.untyped_storage().nbytes() == features.numel() * features.element_size()
-        self.seen[slot] += list(features)
+        if self.fresh:
+            assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
+        self.fresh = False
+        self.seen[slot] += list(rows)
 
     def end(self, slot: int) -> None:
         pass
@@ -70,13 +74,13 @@ def test_a_tap_without_its_layer_says_so(model: GatedDeltaNetForCausalLM) -> Non
     tap = FeatureTap([Feature("hidden", 0), Feature("hidden", 99)])
     model.prefill([[1, 2]], cache=model.new_cache(1), slots=[0], tap=tap)
     with pytest.raises(ValueError, match="hidden:99"):
-        tap.rows()
+        tap.take().rows()
 
 
 def test_the_last_hidden_state_gives_the_logits(model: GatedDeltaNetForCausalLM) -> None:
     tap = FeatureTap([Feature("hidden", model.config.num_hidden_layers - 1)])
     logits = model.prefill([[1, 2, 3], [4]], cache=model.new_cache(2), slots=[0, 1], tap=tap)
-    last = tap.rows()[torch.arange(2), torch.tensor([2, 0])]
+    last = tap.take().rows()[torch.arange(2), torch.tensor([2, 0])]
     assert torch.equal(model._logits(last), logits)
 
 
@@ -100,11 +104,11 @@ def test_a_drafter_sees_the_features_of_every_token(model: GatedDeltaNetForCausa
         cache = model.new_cache(1)
         tap = FeatureTap(FEATURES)
         model.prefill([prompt], cache=cache, slots=[0], tap=tap)
-        want = list(tap.rows()[0])
+        want = list(tap.take().rows()[0])
         for token in text[len(prompt) :]:
             tap = FeatureTap(FEATURES)
             row = torch.zeros(1, dtype=torch.int32)
             _, round = model.forward(torch.tensor([[token]]), cache=cache, slots=row, tap=tap)
             cache.commit(round, None, torch.ones(1, dtype=torch.int32))
-            want.append(tap.rows()[0, 0])
+            want.append(tap.take().rows()[0, 0])
         assert torch.equal(seen, torch.stack(want))

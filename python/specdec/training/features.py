@@ -155,7 +155,7 @@ class FeatureCache:
             text = tokens[done * self._seq_len : stop * self._seq_len].reshape(stop - done, -1)
             tap = FeatureTap(features)
             self._target.prefill(text.tolist(), cache=cache, slots=range(stop - done), tap=tap)
-            for values, part in zip(maps, torch.split(tap.rows(), sizes, dim=-1), strict=True):
+            for values, part in zip(maps, torch.split(tap.take().rows(), sizes, dim=-1), strict=True):
                 values[done:stop] = part.to(torch.bfloat16).cpu().contiguous().view(torch.uint16).numpy()
             on_windows(stop - done)
             done = stop
