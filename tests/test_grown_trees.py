@@ -17,6 +17,7 @@ from specdec.drafters import DraftRequest, Proposal
 from specdec.drafters.base import FREE, Prices
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.drafters.shape import TreeShape
+from specdec.models.features import NodeFeatures
 
 SHAPES = [TreeShape(), TreeShape((2, 2, 1)), TreeShape((4, 1)), TreeShape.pruned(), TreeShape.pruned(3, 1.0)]
 
