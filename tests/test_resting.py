@@ -6,7 +6,7 @@ import pytest
 
 from loop.models import random_model
 from specdec import Loop, NGramDrafter, Request
-from specdec.budget import DraftBudget, Rate
+from specdec.budget import DraftBudget
 from specdec.resting import EVERY, FIRST_REST, MEASURED, WINDOW, Rest
 
 
@@ -15,7 +15,7 @@ def rounds(rest: Rest, count: int, *, tokens: int, drafting: float, plain: float
     rested = []
     for _ in range(count):
         rested.append(rest.due())
-        rest.observe(rested[-1], 1, 1 if rested[-1] else tokens, plain if rested[-1] else drafting)
+        rest.observe(rested[-1], 1, 1 if rested[-1] else tokens, plain if rested[-1] else drafting, 0.5)
     return rested
 
 
@@ -97,7 +97,7 @@ def test_a_rested_drafter_hears_everything(slots: int, monkeypatch: pytest.Monke
     requests = [Request((5, 6, 7, 5, 6), 150, ignore_eos=True), Request((9,), 90, ignore_eos=True)] * 2
     want = [result.tokens for result in Loop(model).run(requests)]
     pattern = [True] * 70 + [False] * 5 + [True, False]
-    monkeypatch.setattr("specdec.budget.Rate", lambda: Rate(rest=Resting(pattern)))
+    monkeypatch.setattr("specdec.budget.Rest", lambda: Resting(pattern))
     drafter = Listening()
     loop = Loop(model, drafter, slots=slots)
     assert [result.tokens for result in loop.run(requests)] == want
