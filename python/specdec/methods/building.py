@@ -73,10 +73,12 @@ def build_drafter(
         from specdec.drafters.draft_exit import parse_exit
         from specdec.drafters.layer_skip import LayerSkipDrafter
 
+        end = parse_exit(spec.exit)
         return LayerSkipDrafter(
             cast("SkippingView", model),
             target.new_cache(options.slots),
-            exit=parse_exit(spec.exit),
+            exit=end.exit,
+            widen=end.widen,
             branching=spec.shape,
             replacement=independent,
         )
