@@ -87,7 +87,7 @@ def test_settings_by_the_papers_names() -> None:
     ],
 )
 def test_what_is_no_exit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="draft_exit: got .*, want priced, fixed, static:T or adaptive"):
+    with pytest.raises(ValueError, match=r"draft_exit: got .*, want priced, fixed, static:T or adaptive"):
         parse_exit(text)
 
 

@@ -90,8 +90,8 @@ Skip = Annotated[
 _EXITS = (
     "priced: where going on would not be worth its time; adaptive: below a token less likely than a "
     "threshold that follows what is accepted; static:T: below one less likely than T; fixed: at --max-draft. "
-    "adaptive takes the paper's settings, such as adaptive:gamma0=0.6,alpha=0.85,eps=0.01,beta1=0.5,beta2=0.9; "
-    "it and static take widen=N: up to N guesses of the token at which a chain ends"
+    "adaptive takes the paper's settings, of which adaptive:gamma0=0.6,alpha=0.85,eps=0.01,beta1=0.5,"
+    "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
 )
 FixedDraft = Annotated[
     bool,

@@ -29,8 +29,8 @@ NAMES = {"auto": "pruned"}
 POSITIONS = 8  # of acceptance by position, in the table
 EVERY = "Every round drafts"
 LEGEND = (
-    "Accepted: drafted tokens that were kept. a: chance that one is, given that those before it were. c: time "
-    "of drafting a token, v: of a round apart from drafting, both in plain rounds. Predicted: "
+    "Accepted: drafted tokens that were kept. a: chance that one is, given that those before it were. c: "
+    "time of drafting a token, v: of a round apart from drafting, both in plain rounds. Predicted: "
     "(1 - a^(n+1)) / ((1 - a) (n c + v)) with the mean length n."
 )
 
