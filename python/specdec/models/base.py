@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -124,4 +124,27 @@ class SkippableLM(CausalLM, Protocol):
         Raises:
             ValueError: `skips` names a layer that is not there, `vocabulary` is none, or this is itself a
                 view with a vocabulary of its own.
+        """
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[V, D] the rows that tokens enter as."""
+
+    def sub_layers(
+        self,
+        nodes: int,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        prefix: Steps | None = None,
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """Each sub-layer as a function of the residual stream [B, N, D], which it returns with its own part
+        added: the mixer of layer 0, its MLP, the mixer of layer 1, and so on.
+
+        Args:
+            nodes: N.
+            cache: read at `slots`, nothing is written but what was pending.
+            slots: int32 [B].
+            parents, prefix: as of `forward`; tokens before these are those of the whole model.
         """

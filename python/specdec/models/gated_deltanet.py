@@ -6,7 +6,7 @@ of decoding its path token by token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +142,35 @@ class GatedDeltaNetForCausalLM:
             view.vocabulary = torch.tensor(list(vocabulary))
             view._head = ops.pack_weight(self._head.unpack()[view.vocabulary])
         return view
+
+    def sub_layers(
+        self,
+        nodes: int,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        prefix: Steps | None = None,
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """The sub-layers one by one; see `SkippableLM.sub_layers`."""
+        cache.flush()
+
+        def part(number: int) -> Callable[[Tensor], Tensor]:
+            layer, mlp = divmod(number, 2)
+            return lambda x: self._layers[layer].verify(
+                x,
+                cache=cache,
+                layer=layer,
+                slots=slots,
+                parents=parents,
+                lengths=None,
+                pending=None,
+                prefix=prefix,
+                mixer=not mlp,
+                mlp=bool(mlp),
+            )[0]
+
+        return [part(number) for number in range(2 * len(self._layers))]
 
     def with_strategy(self, strategy: str) -> GatedDeltaNetForCausalLM:
         """This model with a fixed strategy of verification, for studies. The weights are shared.

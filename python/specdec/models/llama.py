@@ -7,7 +7,7 @@ depend on the other prompts of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +136,36 @@ class LlamaForCausalLM:
             view.vocabulary = torch.tensor(list(vocabulary))
             view._head = ops.pack_weight(self._head.unpack()[view.vocabulary])
         return view
+
+    def sub_layers(
+        self,
+        nodes: int,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        prefix: Steps | None = None,
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """The sub-layers one by one; see `SkippableLM.sub_layers`."""
+        cache.flush()
+        rotation = self._rotation.at(node_positions(cache, slots, nodes, parents=parents, prefix=prefix))
+
+        def part(number: int) -> Callable[[Tensor], Tensor]:
+            layer, mlp = divmod(number, 2)
+            return lambda x: self._layers[layer].verify(
+                x,
+                cache=cache,
+                layer=layer,
+                slots=slots,
+                parents=parents,
+                lengths=None,
+                prefix=prefix,
+                rotation=rotation,
+                mixer=not mlp,
+                mlp=bool(mlp),
+            )[0]
+
+        return [part(number) for number in range(2 * len(self._layers))]
 
     def new_cache(self, slots: int) -> DecodingCache:
         """An empty cache for `slots` sequences: keys and values in the model's dtype."""
