@@ -20,7 +20,7 @@ from specdec.cli.drafting import note_other_machine, skip_spec
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
 from specdec.cli.values import open_for_writing, split_list
-from specdec.methods import DrafterSpec, choices, load_skip_file
+from specdec.methods import DrafterSpec, choices, load_skip_file, read_skip_file
 from specdec.models import load_model, load_tokenizer
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
@@ -69,6 +69,8 @@ def run(options: Options) -> int:
         prompts = load_prompts(options.prompts)
         for name in names:
             DrafterSpec.parse(name)
+        if options.skip is not None:
+            read_skip_file(options.skip)
     except ValueError as error:
         raise as_option(error) from None
     for option, path in (("--out", options.out), ("--json", options.json)):
