@@ -104,7 +104,7 @@ SELF = ["--method", "self-speculative"]
         ),
         (
             ["generate", "x", *SELF, "--draft-exit", "static:widen=2", "--draft-tree", "2"],
-            ["--draft-exit: got 'static:widen=2', but only chains widen, not the tree 2"],
+            ["--draft-exit: got 'static:widen=2', but only chains are widened, not the tree 2"],
         ),
         (["generate", "x", *SELF, "--drafter", "ngram"], ["--drafter: got 'ngram', but with self-spec"]),
         (["generate", "x", *SELF, "--skip", "nowhere.json"], ["--skip: nowhere.json: cannot be read"]),

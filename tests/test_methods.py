@@ -262,7 +262,7 @@ def test_widened_chains_are_trees(model: CausalLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="acceptance: block is not exact for a tree"):
         spec.check_acceptance("block")
     assert DrafterSpec.skipping(str(path), exit="adaptive").decided_by("auto") == "block"
-    with pytest.raises(ValueError, match="draft_exit: got 'static:widen=2', but only chains widen"):
+    with pytest.raises(ValueError, match="draft_exit: got 'static:widen=2', but only chains are widened"):
         DrafterSpec.skipping(None, exit="static:widen=2", tree="2,1")
 
 
