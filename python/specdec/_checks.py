@@ -7,9 +7,13 @@ float makes a fine length until something is indexed with it.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Collection, Mapping
 from typing import TypeGuard
 
 _SHOWN = 80  # characters of a value that are worth reading
+_MAX_LABEL = 256
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def shown(value: object) -> str:
@@ -93,3 +97,37 @@ def check_boolean(name: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise ValueError(f"{name}: got {shown(value)}, want true or false")
+
+
+def check_label(name: str, value: object) -> None:
+    """Refuses what is no short line of text, such as a model's name.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_LABEL or not value.isprintable():
+        raise ValueError(f"{name}: got {shown(value)}, want 1 to {_MAX_LABEL} printable characters")
+
+
+def check_sha256(name: str, value: object) -> None:
+    """Refuses what is no SHA-256 in 64 hexadecimal digits, lower case.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise ValueError(f"{name}: got {shown(value)}, want 64 hexadecimal digits")
+
+
+def check_keys(where: str, values: Mapping[str, object], wanted: Collection[str]) -> None:
+    """Refuses an object of a file whose keys are not `wanted`.
+
+    Raises:
+        ValueError: keys are missing or unknown.
+    """
+    missing = [key for key in wanted if key not in values]
+    unknown = [key for key in values if key not in wanted]
+    if missing:
+        raise ValueError(f"{where}: {', '.join(missing)} missing, want {', '.join(wanted)}")
+    if unknown:
+        raise ValueError(f"{where}: {shown(unknown)} unknown, want {', '.join(wanted)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec._checks import check_integer, shown
+from specdec._checks import check_integer, check_keys, check_label, check_sha256, shown
 from specdec.models.checkpoint import layer_tensors
 from specdec.models.config import GatedDeltaNetConfig, read_json_object
 
@@ -23,9 +23,7 @@ VERSION = 1
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_FEATURES = 64
 _MAX_FEATURE_SIZE = 1 << 20
-_MAX_NAME = 256
 _FEATURE = re.compile(r"(?:hidden|readout):(?:0|[1-9][0-9]{0,3})", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LAYER_KEYS = (
     "num_hidden_layers",
     "num_heads",
@@ -64,16 +62,8 @@ class DrafterTarget:
     hidden_size: int
 
     def __post_init__(self) -> None:
-        name = self.model
-        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
-            raise ValueError(
-                f"drafter config: target.model: got {shown(name)}, "
-                f"want a name of 1 to {_MAX_NAME} printable characters"
-            )
-        if not isinstance(self.sha256, str) or not _SHA256.fullmatch(self.sha256):
-            raise ValueError(
-                f"drafter config: target.sha256: got {shown(self.sha256)}, want 64 hexadecimal digits"
-            )
+        check_label("drafter config: target.model", self.model)
+        check_sha256("drafter config: target.sha256", self.sha256)
         # The bounds of both are those of the layer's own configuration.
         check_integer("drafter config: target.vocab_size", self.vocab_size, 1)
         check_integer("drafter config: target.hidden_size", self.hidden_size, 1)
@@ -155,10 +145,10 @@ class RecurrentDrafterConfig:
             got = shown(values.get("model_type"))
             raise ValueError(f"drafter config: model_type: got {got}, want {MODEL_TYPE!r}")
         check_integer("drafter config: version", values.get("version"), VERSION, VERSION)
-        _check_keys("drafter config", values, _KEYS)
+        check_keys("drafter config", values, _KEYS)
         target, layer = (_object(values, name) for name in ("target", "layer"))
-        _check_keys("drafter config: target", target, _TARGET_KEYS)
-        _check_keys("drafter config: layer", layer, _LAYER_KEYS)
+        check_keys("drafter config: target", target, _TARGET_KEYS)
+        check_keys("drafter config: layer", layer, _LAYER_KEYS)
         if not isinstance(values["features"], list):
             got = shown(values["features"])
             raise ValueError(f"drafter config: features: got {got}, want a list of names")
@@ -219,12 +209,3 @@ def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"drafter config: {name}: got {shown(value)}, want an object")
     return value
-
-
-def _check_keys(where: str, values: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
-    missing = [key for key in wanted if key not in values]
-    unknown = [key for key in values if key not in wanted]
-    if missing:
-        raise ValueError(f"{where}: {', '.join(missing)} missing, want {', '.join(wanted)}")
-    if unknown:
-        raise ValueError(f"{where}: {shown(unknown)} unknown, want {', '.join(wanted)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -10,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specdec._checks import check_integer, shown
+from specdec._checks import check_integer, check_keys, check_label, check_sha256, shown
 from specdec.models.checkpoint import write_json
 from specdec.models.config import read_json_object
 from specdec.models.skipping import MAX_LAYERS, SkipSet
@@ -20,8 +19,6 @@ VERSION = 1
 
 _MAX_BYTES = 16 << 20
 _MAX_VOCAB = 1 << 24
-_MAX_NAME = 256
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _KEYS = ("format", "version", "model", "device", "dtype", "mixers", "mlps", "vocabulary", "measured")
 _MODEL_KEYS = ("name", "sha256", "layers")
 _DTYPES = ("float32", "bfloat16")
@@ -55,12 +52,9 @@ class SkipFile:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("model", "device"):
-            text = getattr(self, name)
-            if not isinstance(text, str) or not 0 < len(text) <= _MAX_NAME or not text.isprintable():
-                raise ValueError(f"{name}: got {shown(text)}, want 1 to {_MAX_NAME} printable characters")
-        if not isinstance(self.sha256, str) or not _SHA256.fullmatch(self.sha256):
-            raise ValueError(f"sha256: got {shown(self.sha256)}, want 64 hexadecimal digits")
+        check_label("model", self.model)
+        check_label("device", self.device)
+        check_sha256("sha256", self.sha256)
         check_integer("layers", self.layers, 1, MAX_LAYERS)
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype: got {shown(self.dtype)}, want {' or '.join(_DTYPES)}")
@@ -88,11 +82,11 @@ class SkipFile:
         if values.get("format") != FORMAT:
             raise ValueError(f"format: got {shown(values.get('format'))}, want {FORMAT!r}")
         check_integer("version", values.get("version"), VERSION, VERSION)
-        _check_keys("the file", values, _KEYS)
+        check_keys("the file", values, _KEYS)
         model = values["model"]
         if not isinstance(model, dict):
             raise ValueError(f"model: got {shown(model)}, want an object")
-        _check_keys("model", model, _MODEL_KEYS)
+        check_keys("model", model, _MODEL_KEYS)
         vocabulary = values["vocabulary"]
         return cls(
             SkipSet(_layers("mixers", values["mixers"]), _layers("mlps", values["mlps"])),
@@ -183,12 +177,3 @@ def _layers(name: str, value: object) -> frozenset[int]:
     if len(set(layers)) < len(layers):
         raise ValueError(f"{name}: got {shown(layers)}, want each layer at most once")
     return frozenset(layers)
-
-
-def _check_keys(where: str, values: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
-    missing = [key for key in wanted if key not in values]
-    unknown = [key for key in values if key not in wanted]
-    if missing:
-        raise ValueError(f"{where}: {', '.join(missing)} missing, want {', '.join(wanted)}")
-    if unknown:
-        raise ValueError(f"{where}: {shown(unknown)} unknown, want {', '.join(wanted)}")
