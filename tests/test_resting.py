@@ -7,7 +7,7 @@ import pytest
 from loop.models import random_model
 from specdec import Loop, NGramDrafter, Request
 from specdec.budget import DraftBudget
-from specdec.resting import EVERY, FIRST_REST, MEASURED, WINDOW, Rest
+from specdec.resting import ENOUGH, EVERY, FIRST_REST, MEASURED, WINDOW, Rest
 
 
 def rounds(rest: Rest, count: int, *, tokens: int, drafting: float, plain: float) -> list[bool]:
@@ -27,8 +27,17 @@ def test_a_drafter_that_pays_goes_on() -> None:
 
 def test_a_drafter_that_does_not_pay_rests_ever_longer() -> None:
     rested = rounds(Rest(), 10_000, tokens=2, drafting=2.1, plain=1.0)
-    assert sum(rested) > 9_500
-    assert sum(rested[: FIRST_REST + 2 * WINDOW]) >= FIRST_REST  # and soon
+    assert sum(rested) > 9_000
+    assert sum(rested[: 2 * ENOUGH + FIRST_REST]) >= FIRST_REST  # and soon
+
+
+def test_stretches_that_bring_much_pay_for_those_that_bring_nothing() -> None:
+    """Plain decoding is 4% faster in three windows of four, and half as fast in the fourth."""
+    rest, rested = Rest(), 0
+    for _ in range(40):
+        rested += sum(rounds(rest, 3 * WINDOW, tokens=1, drafting=1.04, plain=1.0))
+        rested += sum(rounds(rest, WINDOW, tokens=2, drafting=1.04, plain=1.0))
+    assert rested <= MEASURED * (1 + 160 * WINDOW // EVERY) + 2 * FIRST_REST
 
 
 def test_a_drafter_that_comes_to_pay_is_asked_again() -> None:
