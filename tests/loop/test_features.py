@@ -77,7 +77,7 @@ def test_the_last_hidden_state_gives_the_logits(model: GatedDeltaNetForCausalLM)
     tap = FeatureTap([Feature("hidden", model.config.num_hidden_layers - 1)])
     logits = model.prefill([[1, 2, 3], [4]], cache=model.new_cache(2), slots=[0, 1], tap=tap)
     last = tap.rows()[torch.arange(2), torch.tensor([2, 0])]
-    assert torch.equal(model._logits(last), logits)
+    assert torch.equal(model.readout(last), logits)
 
 
 @pytest.mark.parametrize("slots", [1, 3])

@@ -89,7 +89,9 @@ Skip = Annotated[
 ]
 _EXITS = (
     "priced: where going on would not be worth its time; adaptive: below a token less likely than a "
-    "threshold that follows what is accepted; static:T: below one less likely than T; fixed: at --max-draft"
+    "threshold that follows what is accepted; static:T: below one less likely than T; fixed: at --max-draft. "
+    "adaptive takes the paper's settings, of which adaptive:gamma0=0.6,alpha=0.85,eps=0.01,beta1=0.5,"
+    "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
 )
 FixedDraft = Annotated[
     bool,
@@ -240,7 +242,7 @@ def generate(
 
 @app.command(
     epilog="Example: specdec bench --drafter ngram,oracle --oracle-p 0.8 --json out.json --plot out.png\n\n"
-    "Example: specdec bench --study specla --out docs/results"
+    "Example: specdec bench --study self-speculative --out docs/results"
 )
 def bench(
     context: typer.Context,
@@ -297,8 +299,9 @@ def bench(
         str | None,
         typer.Option(
             help="A fixed set of measurements instead, with a report in files. specla: controlled "
-            "acceptance, tree verification, commits and the ablations of decoding. Of the other options it "
-            "takes --quick, --out, --json, --model, --prompts, --drafter (those to compare) and --dtype.",
+            "acceptance, tree verification, commits and the ablations of decoding. self-speculative: where "
+            "drafts end. Of the other options it takes --quick, --out, --json, --model, --prompts, --dtype, "
+            "specla --drafter (those to compare), self-speculative --skip.",
             show_default=False,
         ),
     ] = None,
@@ -329,6 +332,7 @@ def bench(
                     model=model,
                     prompts=prompts,
                     drafters=drafter if "drafter" in given else None,
+                    skip=skip,
                     dtype=dtype.value,
                 )
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from specdec._rules import RULES
@@ -73,10 +74,12 @@ def build_drafter(
         from specdec.drafters.draft_exit import parse_exit
         from specdec.drafters.layer_skip import LayerSkipDrafter
 
+        end = parse_exit(spec.exit)
         return LayerSkipDrafter(
             cast("SkippingView", model),
             target.new_cache(options.slots),
-            exit=parse_exit(spec.exit),
+            exit=end.exit,
+            widen=end.widen,
             branching=spec.shape,
             replacement=independent,
         )
@@ -136,7 +139,7 @@ def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:
             is of a kind that cannot skip anything.
     """
     from specdec.models.checkpoint import weights_sha256
-    from specdec.models.skip_file import SkipFile, shipped_skip_file
+    from specdec.models.skip_file import shipped_skip_file
 
     if not hasattr(target, "skipping"):
         raise ValueError(f"skip: a {type(target).__name__} skips no sub-layers")
@@ -145,12 +148,22 @@ def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:
     path = spec.model or (None if digest is None else shipped_skip_file(digest))
     if path is None:
         raise ValueError(f"skip: no set comes with {model.source or 'this model'}, want one in a file")
+    file = read_skip_file(path)
     try:
-        file = SkipFile.read(path)
         file.check_model(digest, model.num_layers, model.vocab_size)
     except ValueError as error:
         raise ValueError(f"skip: {error}") from None
     return file
+
+
+def read_skip_file(path: str | Path) -> SkipFile:
+    """The set in a file. Raises ValueError, naming the argument, where it cannot be read."""
+    from specdec.models.skip_file import SkipFile
+
+    try:
+        return SkipFile.read(path)
+    except ValueError as error:
+        raise ValueError(f"skip: {error}") from None
 
 
 def _load_adapted(spec: DrafterSpec, target: GatedDeltaNetForCausalLM) -> RecurrentDrafterModel:

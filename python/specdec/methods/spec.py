@@ -93,14 +93,19 @@ class DrafterSpec:
             tree: as of `parse`; None: chains.
 
         Raises:
-            ValueError: `exit` or `tree` is no such text, or `file` is empty.
+            ValueError: `exit` or `tree` is no such text, `file` is empty, or `exit` widens a tree.
         """
         from specdec.drafters.draft_exit import parse_exit
 
-        parse_exit(exit)
+        widen = parse_exit(exit).widen
         if file == "":
             raise ValueError("skip: got an empty name, want a file")
-        return cls("skip", file or "", tree=_tree_of("skip", tree), exit=exit.strip())
+        spec = cls("skip", file or "", tree=_tree_of("skip", tree), exit=exit.strip())
+        if widen > 1 and not spec.shape.is_chain:
+            raise ValueError(
+                f"draft_exit: got {exit!r}, but only chains are widened, not the tree {spec.tree}"
+            )
+        return spec
 
     @classmethod
     def parse(cls, text: str, *, p: float = 1.0, tree: str | None = None) -> DrafterSpec:
@@ -149,6 +154,15 @@ class DrafterSpec:
         return TreeShape.parse(self.tree)
 
     @property
+    def is_chain(self) -> bool:
+        """Whether no node of its drafts has two children."""
+        from specdec.drafters.draft_exit import parse_exit
+
+        if self.exit and parse_exit(self.exit).widen > 1:
+            return False
+        return not self.has_model or self.shape.is_chain
+
+    @property
     def other_tree(self) -> str | None:
         """The shape of its drafts where it is not what such drafters have by default."""
         return self.tree if self.tree != _TREES.get(self.kind, self.tree) else None
@@ -187,7 +201,7 @@ class DrafterSpec:
         from specdec.acceptance.rules import check_rule, resolve_rule
 
         check_rule(rule)
-        resolve_rule(rule, self.proposes(rule), chain=not self.has_model or self.shape.is_chain)
+        resolve_rule(rule, self.proposes(rule), chain=self.is_chain)
 
     def proposes(self, rule: str) -> ProposalKind:
         """How its drafts come about where the target samples, under a rule of `RULES`. Siblings are drawn
@@ -211,5 +225,5 @@ class DrafterSpec:
         if follows(rule, self.proposes(rule)):
             return FOLLOW
         if rule in ("auto", "block", "traversal"):
-            return "block" if self.shape.is_chain else "traversal"
+            return "block" if self.is_chain else "traversal"
         return rule

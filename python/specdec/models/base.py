@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
-from specdec.cache import DecodingCache, Round, Steps
+from specdec.cache import DecodingCache, PendingRound, Round, Steps
 from specdec.models.features import Feature, FeatureTap
 from specdec.models.skipping import SkipSet
+from specdec.ops import PackedWeight
 
 
 class DraftModel(Protocol):
@@ -90,6 +91,54 @@ class CausalLM(DraftModel, Protocol):
         """
 
 
+class LayeredLM(CausalLM, Protocol):
+    """A model whose layers can be run a few at a time."""
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks, each of a token mixer and an MLP."""
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[V, D] the rows that tokens enter as."""
+
+    @property
+    def head(self) -> PackedWeight:
+        """[V, D] the output head."""
+
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: range,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        lengths: Tensor | None = None,
+        pending: PendingRound | None = None,
+        prefix: Steps | None = None,
+        tap: FeatureTap | None = None,
+    ) -> tuple[Tensor, Round]:
+        """Runs nodes through some consecutive layers. Run through all of them, in whatever spans and passes,
+        a node has the bits that `forward` gives it.
+
+        Args:
+            x: [B, N, D] the nodes' hidden states after the layer before, or their embeddings.
+            layers: which ones.
+            cache: read at `slots`.
+            slots, parents, lengths, tap: as for `forward`.
+            pending: what `cache.take_pending(slots)` handed out, in the first pass of a round through these
+                layers, whose states fold it in. None later, and where nothing was.
+            prefix: uncommitted nodes that these continue, which have been through these layers.
+
+        Returns:
+            The hidden states after the last of the layers, [B, N, D], and a round with None for all others.
+        """
+
+    def readout(self, x: Tensor) -> Tensor:
+        """Logits float32 [..., V] of hidden states [..., D], through the final norm and the head."""
+
+
 class SkippingView(CausalLM, Protocol):
     """A model that steps over another one's cache, some of that one's sub-layers left out."""
 
@@ -124,4 +173,27 @@ class SkippableLM(CausalLM, Protocol):
         Raises:
             ValueError: `skips` names a layer that is not there, `vocabulary` is none, or this is itself a
                 view with a vocabulary of its own.
+        """
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[V, D] the rows that tokens enter as."""
+
+    def sub_layers(
+        self,
+        nodes: int,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        prefix: Steps | None = None,
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """Each sub-layer as a function of the residual stream [B, N, D], which it returns with its own part
+        added: the mixer of layer 0, its MLP, the mixer of layer 1, and so on.
+
+        Args:
+            nodes: N.
+            cache: read at `slots`, nothing is written but what was pending.
+            slots: int32 [B].
+            parents, prefix: as of `forward`; tokens before these are those of the whole model.
         """
