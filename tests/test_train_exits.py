@@ -74,7 +74,7 @@ def test_a_frozen_llama_computes_what_the_model_does(text: Path, tmp_path: Path)
     torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=tolerance)
     last = rows[0][..., -frozen.hidden_size :]
     logits = frozen.final_norm(last) @ frozen.head.T
-    torch.testing.assert_close(logits, model._logits(rows[1][..., -60:].contiguous()), rtol=0, atol=tolerance)
+    torch.testing.assert_close(logits, model.readout(rows[1][..., -60:].contiguous()), rtol=0, atol=tolerance)
     assert [frozen.feature_size(feature) for feature in features] == [60] * 3
     for wrong in (Feature("hidden", 4), Feature("readout", 0)):
         with pytest.raises(ValueError, match="feature: got"):
@@ -203,10 +203,10 @@ def test_training_raises_agreement_and_ends_as_adapters(
         tap = FeatureTap([Feature("hidden", layer) for layer in (0, 1, model.num_layers - 1)])
         model.prefill(tokens.tolist(), cache=model.new_cache(1), slots=[0], tap=tap)
         first, second, last = tap.rows().chunk(3, dim=-1)
-        choices = model._logits(last.contiguous()).argmax(-1)
+        choices = model.readout(last.contiguous()).argmax(-1)
         total += choices.numel()
         for exit, hidden in ((1, first), (2, second)):
-            adapted = model._logits(adapters.apply(exit, hidden.contiguous()))
+            adapted = model.readout(adapters.apply(exit, hidden.contiguous()))
             right[exit] += int((adapted.argmax(-1) == choices).sum())
     for exit, hits in right.items():
         # bfloat16 features in training move near-ties.
