@@ -57,8 +57,8 @@ def llama(text: Path, out: Path, **changes: object) -> Path:
         name: getattr(config, name)
         for name in (
             "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
-            "mlp_bias",
+            "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
+            "tie_word_embeddings", "mlp_bias",
         )
     }  # fmt: skip
     values |= {"model_type": "llama", "attention_bias": True, "eos_token_id": list(config.eos_token_ids)}
