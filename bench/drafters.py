@@ -89,7 +89,7 @@ def _features(target: FrozenTarget, rows: torch.Tensor, features: list[Feature])
     tap = FeatureTap(features)
     cache = target.model.new_cache(len(rows))
     target.model.prefill(rows[:, :-1].tolist(), cache=cache, slots=range(len(rows)), tap=tap)
-    return tap.take().rows().clone()  # as it was made in inference mode
+    return tap.rows().clone()  # as it was made in inference mode
 
 
 def decoding(directory: Path, target: FrozenTarget, tokens: torch.Tensor) -> dict[str, Any]:

@@ -339,7 +339,7 @@ def target_features(
         return None
     tap = FeatureTap(drafter.features)
     target.prefill([text], cache=target.new_cache(1), slots=[0], tap=tap)
-    return tap.take().rows()[0]
+    return tap.rows()[0]
 
 
 def assert_state_is_the_texts(run: Texts, slot: int) -> None:

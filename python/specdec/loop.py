@@ -229,7 +229,7 @@ class Loop:
         logits = self.model.prefill(
             [s.request.prompt for s in new], cache=self.cache, slots=[s.slot for s in new], tap=tap
         )
-        features = None if tap is None else tap.take().rows()  # [B, T, F]
+        features = None if tap is None else tap.rows()  # [B, T, F]
         events = []
         finished: list[ActiveSequence] = []
         none = [Proposal.empty()] * len(new)

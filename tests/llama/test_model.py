@@ -89,7 +89,7 @@ def test_hidden_features(model: LlamaForCausalLM) -> None:
             model.feature_size(wrong)
     cache, prompt, tap = model.new_cache(1), [5, 6, 7, 8], FeatureTap(features)
     logits = model.prefill([prompt], cache=cache, slots=[0], tap=tap)
-    last, first = tap.take().rows().split(D, dim=-1)  # [1, T, D] each
+    last, first = tap.rows().split(D, dim=-1)  # [1, T, D] each
     assert torch.equal(model.readout(last[:, -1]), logits)
     early = model.first_layers(1)
     assert torch.equal(
@@ -97,7 +97,7 @@ def test_hidden_features(model: LlamaForCausalLM) -> None:
     )
     tap = FeatureTap(features)
     logits, _ = model.forward(torch.tensor([[9, 3]]), cache=cache, slots=int32([0]), tap=tap)
-    assert torch.equal(model.readout(tap.take().rows()[..., :D]), logits)
+    assert torch.equal(model.readout(tap.rows()[..., :D]), logits)
 
 
 def test_a_text_outgrows_the_first_room(model: LlamaForCausalLM) -> None:

@@ -74,13 +74,13 @@ def test_a_tap_without_its_layer_says_so(model: GatedDeltaNetForCausalLM) -> Non
     tap = FeatureTap([Feature("hidden", 0), Feature("hidden", 99)])
     model.prefill([[1, 2]], cache=model.new_cache(1), slots=[0], tap=tap)
     with pytest.raises(ValueError, match="hidden:99"):
-        tap.take().rows()
+        tap.rows()
 
 
 def test_the_last_hidden_state_gives_the_logits(model: GatedDeltaNetForCausalLM) -> None:
     tap = FeatureTap([Feature("hidden", model.config.num_hidden_layers - 1)])
     logits = model.prefill([[1, 2, 3], [4]], cache=model.new_cache(2), slots=[0, 1], tap=tap)
-    last = tap.take().rows()[torch.arange(2), torch.tensor([2, 0])]
+    last = tap.rows()[torch.arange(2), torch.tensor([2, 0])]
     assert torch.equal(model.readout(last), logits)
 
 
@@ -104,11 +104,11 @@ def test_a_drafter_sees_the_features_of_every_token(model: GatedDeltaNetForCausa
         cache = model.new_cache(1)
         tap = FeatureTap(FEATURES)
         model.prefill([prompt], cache=cache, slots=[0], tap=tap)
-        want = list(tap.take().rows()[0])
+        want = list(tap.rows()[0])
         for token in text[len(prompt) :]:
             tap = FeatureTap(FEATURES)
             row = torch.zeros(1, dtype=torch.int32)
             _, round = model.forward(torch.tensor([[token]]), cache=cache, slots=row, tap=tap)
             cache.commit(round, None, torch.ones(1, dtype=torch.int32))
-            want.append(tap.take().rows()[0, 0])
+            want.append(tap.rows()[0, 0])
         assert torch.equal(seen, torch.stack(want))

@@ -147,3 +147,7 @@ class FeatureTap:
         if missing or not self.features:
             raise ValueError(f"features: got {', '.join(missing) or 'none'}, which the model did not offer")
         return PassFeatures([self._kept.pop(f) for f in self.features])
+
+    def rows(self) -> Tensor:
+        """As `take`, joined: [B, N, F]."""
+        return self.take().rows()
