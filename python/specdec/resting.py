@@ -7,7 +7,7 @@ compared with rounds without it, by the clock, and while those are faster it res
 told, and hears what was emitted once it is asked again.
 
 Text comes in stretches. A drafter with nothing to say for a while costs little then and brings much later, so
-what counts is a long run of windows, and one window only where it pays.
+what counts is a long run of windows, and one window only where it brings much.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ GAIN = 1.02  # over plain decoding that a drafter has to bring: what it costs be
 FIRST_REST = 64  # rounds; doubled each time that a trial does not pay
 LONGEST_REST = 2048
 MEASURED = 4  # rounds without the drafter that are made to know what they take
+MUCH = 1.15  # times plain decoding in one window, which keeps a drafter going whatever was before
 EVERY = 512  # rounds with the drafter after which that is measured again
 
 
@@ -79,7 +80,7 @@ class Rest:
         self._all_seen = KEPT * self._all_seen + self._seen
         self._all_tokens = KEPT * self._all_tokens + self._tokens
         self._all_plain = KEPT * self._all_plain + self._plain_tokens
-        if self._tokens >= GAIN * self._plain_tokens or self._all_tokens >= GAIN * self._all_plain:
+        if self._tokens >= MUCH * self._plain_tokens or self._all_tokens >= GAIN * self._all_plain:
             # What did not pay for long has to pay for long before it is trusted again.
             self._next, self._window = max(self._next // 2, FIRST_REST), WINDOW
         elif self._all_seen >= ENOUGH:
