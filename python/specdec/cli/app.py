@@ -465,6 +465,87 @@ def train_drafter(
         command.run(out, given)
 
 
+@app.command(
+    name="train-exits",
+    epilog="Example: specdec train-exits --model smollm2 --text ~/src --exits 4,8 --out my-exits "
+    "--text-tokens 1000000",
+)
+def train_exits(
+    out: Annotated[Path, typer.Option(help="Directory of the run; it becomes a directory of adapters.")],
+    model: Annotated[
+        str | None, typer.Option(help="The model to exit from: as --model elsewhere.", show_default=False)
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Folder of UTF-8 text files, searched recursively.", show_default=False),
+    ] = None,
+    exits: Annotated[
+        str | None,
+        typer.Option(help="Numbers of layers after which to exit, such as 2,5.", show_default=False),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(help="Inner width of an adapter.", show_default="twice the width of the model"),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens to train on in all.", show_default="one pass over the text")
+    ] = None,
+    text_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of the text that the model reads.", show_default="all"),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences in a step.", show_default=str(defaults.BATCH_SIZE))
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens in a sequence.", show_default=str(defaults.SEQ_LEN))
+    ] = None,
+    loss_vocab: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens over which a step compares distributions: the text's most frequent ones, and a "
+            "quarter drawn among the others.",
+            show_default=str(defaults.LOSS_VOCAB),
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", show_default=str(defaults.EXIT_LR))
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of weights and data order.", show_default=str(defaults.SEED))
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the model's hidden states, which runs can share.", show_default="OUT/features"
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """Train adapters behind early exits of a frozen model. Ctrl-C saves and ends; --resume goes on."""
+    options = {
+        "model": model,
+        "text": text,
+        "exits": exits,
+        "width": width,
+        "tokens": tokens,
+        "text_tokens": text_tokens,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "loss_vocab": loss_vocab,
+        "lr": lr,
+        "seed": seed,
+        "cache": cache,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    from specdec.cli import train_exits as command
+
+    if resume:
+        command.resume(out, given)
+    else:
+        command.run(out, given)
+
+
 @app.command(epilog="Example: specdec info")
 def info() -> None:
     """Print version, torch, instruction set and what is built."""
