@@ -14,8 +14,8 @@ from tests.loop.recurrent import random_files
 from specdec.acceptance import SamplingParams
 from specdec.drafters.draft_exit import AdaptiveExit, StaticThreshold
 from specdec.drafters.layer_skip import LayerSkipDrafter
-from specdec.drafters.online_skips import OnlineSkipDrafter
 from specdec.drafters.ngram import NGramDrafter
+from specdec.drafters.online_skips import OnlineSkipDrafter
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.generation import Request
 from specdec.methods import (

@@ -107,7 +107,7 @@ def test_it_begins_without_a_set(model):
     loop = loop_with(model, drafter)
     loop.run(requests())
     assert len(drafter.skips) > 0
-    assert 0 < loop.statistics.drafted < loop.statistics.rounds
+    assert 0 < loop.statistics.drafting_rounds < loop.statistics.rounds
     idle = OnlineSkipDrafter(model, SkipSet(), model.new_cache(1), share=0.0, exit=FixedLength())
     loop = loop_with(model, idle)
     loop.run(requests()[:1])

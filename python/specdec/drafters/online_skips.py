@@ -36,6 +36,7 @@ from specdec.drafters.base import DraftRequest
 from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.proposal import Proposal
 from specdec.models.base import SkippableLM, SkippingView
+from specdec.models.features import NodeFeatures
 from specdec.models.skipping import SkipSet
 from specdec.tuning.similarity import whole_layers
 
@@ -184,7 +185,7 @@ class OnlineSkipDrafter(LayerSkipDrafter):
         return super().propose(requests) if self.skips else [Proposal.empty()] * len(requests)
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Learns what the target accepted, and refines the set where there is time for it."""
         super().observe(slot, path, tokens, features)
