@@ -6,6 +6,7 @@ One tensor, as a round then writes the rows of all its layers with one copy a se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -61,6 +62,12 @@ class KVPool:
         self.rows = torch.empty(
             layers, 2, slots, spec.heads, _FIRST_CAPACITY, spec.head_dim, dtype=dtype, device=device
         )
+
+    def of_slot(self, slot: int) -> KVPool:
+        """A pool of this slot alone, whose rows are a view of this one's: to read what it holds now."""
+        part = copy(self)
+        part.rows = self.rows[:, :, slot : slot + 1]
+        return part
 
     def reserve(self, tokens: int) -> None:
         """Makes room for sequences of this length."""

@@ -82,8 +82,9 @@ DraftTree = Annotated[
 Skip = Annotated[
     Path | None,
     typer.Option(
-        help="For self-speculative: the file that says which sub-layers drafts leave out. Default: the set "
-        "that comes with the model.",
+        help="For self-speculative: the file that says which sub-layers drafts leave out; online, or "
+        "online:FILE: others that suit the text better, found while it is written. Default: the set that "
+        "comes with the model.",
         show_default=False,
     ),
 ]

@@ -134,7 +134,7 @@ class Layered(ABC):
     def skipping(self: M, skips: SkipSet, vocabulary: Sequence[int] | None = None) -> M:
         """A view of this model that leaves sub-layers out; see `SkippableLM.skipping`."""
         skips.check_layers(len(self._layers))
-        if self.vocabulary is not None:
+        if vocabulary is not None and self.vocabulary is not None:
             raise ValueError("vocabulary: this view has one already, want a view of the whole model")
         view = copy(self)
         view._skips = skips
