@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_spans_are_one_pass(model, cuts):
     logits, wanted = model.forward(tokens, cache=whole, slots=SLOTS, parents=parents)
     pending = apart.take_pending(SLOTS)
     x, round = model.embeddings[tokens], None
-    for first, last in itertools.pairwise(cuts):
+    for first, last in pairwise(cuts):
         x, part = model.run_layers(
             x, range(first, last), cache=apart, slots=SLOTS, parents=parents, pending=pending
         )

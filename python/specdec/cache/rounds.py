@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from specdec._rows import array_of, tensor_of
 from specdec.ops import Factors, Pending, Prefix
 
 
@@ -187,15 +189,13 @@ def taker(rows: Sequence[Sequence[int]]) -> Callable[[Tensor], Tensor]:
         rows: the places; what a shorter row has beyond its own means nothing.
     """
     first = list(rows[0])
-    if all(list(row) == first for row in rows):
-        if first == list(range(first[0], first[0] + len(first))):
-            return lambda tensor: tensor[:, first[0] : first[0] + len(first)]
-        same = torch.tensor(first)
-        return lambda tensor: tensor[:, same]
+    start = first[0] if first else 0
+    if first == list(range(start, start + len(first))) and all(list(row) == first for row in rows):
+        return lambda tensor: tensor[:, start : start + len(first)]
     width = max(map(len, rows))
-    places = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    batch = torch.arange(len(rows))[:, None]
-    return lambda tensor: tensor[batch, places]
+    places = np.array([[*row, *[0] * (width - len(row))] for row in rows])
+    batch = np.arange(len(rows))[:, None]
+    return lambda tensor: tensor_of(array_of(tensor)[batch, places], tensor.dtype)
 
 
 def _taken(entries: LayerEntries, taken: Callable[[Tensor], Tensor]) -> LayerEntries:

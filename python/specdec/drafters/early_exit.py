@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specdec import ops
 from specdec._checks import check_integer
+from specdec._rows import take_rows
 from specdec.cache import DecodingCache, PendingRound, Round
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draws import Parent, draw_children
@@ -209,7 +210,7 @@ class EarlyExitDrafter:
             StageNodes(0, columns[:size], range(-1, size - 1) if above is None else above[row][:size])
             for row, (columns, size) in enumerate(zip(begun.nodes, sizes, strict=True))
         ]
-        x = self.model.embeddings[tokens]  # [B, N, D]
+        x = take_rows(self.model.embeddings, tokens)  # [B, N, D]
         for stage in begun.stages:
             x = complete(stage, x, nodes)
         layers = range(begun.stages[-1].layers.stop, self.model.num_layers)
@@ -312,7 +313,7 @@ class EarlyExitDrafter:
                 columns[node] = first + place
             tokens.append([*mine, *[0] * (width - len(mine))])
             above.append(parents)
-        return stage.run(self.model.embeddings[torch.from_numpy(np.array(tokens))], above)
+        return stage.run(take_rows(self.model.embeddings, torch.from_numpy(np.array(tokens))), above)
 
     @staticmethod
     def _expandable(row: Row) -> list[int]:

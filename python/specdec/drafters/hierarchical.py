@@ -30,6 +30,7 @@ from torch import Tensor
 from specdec import ops
 from specdec._checks import check_integer
 from specdec._host import MAX_SERIAL_NODES
+from specdec._rows import take_rows
 from specdec._rules import RULES
 from specdec.acceptance import ProposalKind, SequenceRows, edit_logits, rule_for
 from specdec.acceptance.params import SamplingParams
@@ -207,7 +208,7 @@ class HierarchicalDrafter(EarlyExitDrafter):
             if row.tree is None:
                 batch.lengths[place] = 0
         low, middle = begun.stages
-        x = complete(low, self.model.embeddings[batch.tokens], nodes)  # [B, N, D]
+        x = complete(low, take_rows(self.model.embeddings, batch.tokens), nodes)  # [B, N, D]
         x = complete(middle, x, [row._replace(columns=[-1] * len(row.columns)) for row in nodes])
         logits = self._read(plan.middle, x)  # [B, N, V]
         checked = self._decide(rows, told, proposals, batch, logits)
