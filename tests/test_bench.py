@@ -244,19 +244,20 @@ def test_self_speculative_is_measured_with_every_exit(tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.svg"
     args = ["bench", "--prompts", str(_prompt_file(tmp_path)), "--max-new-tokens", "12", "--repeats", "1"]
     args += ["--methods", "specla,self-speculative", "--drafter", "ngram", "--max-draft", "3"]
-    args += ["--draft-exit", "adaptive,static:0.5,fixed", "--json", str(out), "--plot", str(plot)]
+    args += ["--draft-exit", "adaptive:alpha=0.9, eps=0.02,static:0.5,widen=2,fixed"]
+    args += ["--json", str(out), "--plot", str(plot)]
     result = RUNNER.invoke(app, args)
     assert result.exit_code == 0, result.output
     rows = [r for r in json.loads(out.read_text())["rows"] if "kind" not in r]
     assert [(r["method"], r["drafter"], r.get("draft_exit")) for r in rows] == [
         ("autoregressive", None, None),
         ("specla", "ngram", None),
-        ("self-speculative", "skip", "adaptive"),
-        ("self-speculative", "skip", "static:0.5"),
+        ("self-speculative", "skip", "adaptive:alpha=0.9, eps=0.02"),
+        ("self-speculative", "skip", "static:0.5,widen=2"),
         ("self-speculative", "skip", "fixed"),
     ]
     assert all(r["drafted"] > 0 for r in rows[2:])
-    assert contender_label(rows[3]) == "self-speculative, skip exit static:0.5"
+    assert contender_label(rows[3]) == "self-speculative, skip exit static:0.5,widen=2"
     assert plot.stat().st_size > 1000
 
 

@@ -98,6 +98,14 @@ SELF = ["--method", "self-speculative"]
         (["bench", "--draft-exit", "fixed"], ["--draft-exit: got fixed, but only"]),
         (["generate", "x", *SELF, "--draft-exit", "late"], ["--draft-exit: got 'late', want priced"]),
         (["generate", "x", *SELF, "--draft-exit", "static:7"], ["--draft-exit: got 'static:7'"]),
+        (
+            ["generate", "x", *SELF, "--draft-exit", "adaptive:alpha=2"],
+            ["--draft-exit: got 'adaptive:alpha=2'"],
+        ),
+        (
+            ["generate", "x", *SELF, "--draft-exit", "static:widen=2", "--draft-tree", "2"],
+            ["--draft-exit: got 'static:widen=2', but only chains are widened, not the tree 2"],
+        ),
         (["generate", "x", *SELF, "--drafter", "ngram"], ["--drafter: got 'ngram', but with self-spec"]),
         (["generate", "x", *SELF, "--skip", "nowhere.json"], ["--skip: nowhere.json: cannot be read"]),
         (["generate", "x", *SELF, "--skip", ""], ["--skip"]),

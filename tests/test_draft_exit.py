@@ -61,14 +61,34 @@ def test_what_does_not_adapt() -> None:
 
 
 def test_exits_by_name() -> None:
-    assert parse_exit("adaptive") == AdaptiveExit()
-    assert parse_exit(" static:0.45") == StaticThreshold(0.45)
-    assert parse_exit("static") == StaticThreshold(0.6)
-    assert parse_exit("fixed") == FixedLength()
-    assert parse_exit("priced") is None
-    for text in ("", "static:", "static:2", "static:nan", "adaptive:1", "fixed:3", "Fixed"):
-        with pytest.raises(ValueError, match="draft_exit: got"):
-            parse_exit(text)
+    assert parse_exit("adaptive") == (AdaptiveExit(), 1)
+    assert parse_exit(" static:0.45") == (StaticThreshold(0.45), 1)
+    assert parse_exit("static") == (StaticThreshold(0.6), 1)
+    assert parse_exit("fixed") == (FixedLength(), 1)
+    assert parse_exit("priced") == (None, 1)
+
+
+def test_settings_by_the_papers_names() -> None:
+    every = parse_exit("adaptive:gamma0=0.5, alpha=0.9,eps = 0.02,beta1=0.4,beta2=0.8,widen=3")
+    assert every == (AdaptiveExit(threshold=0.5, target=0.9, step=0.02, rate_memory=0.4, memory=0.8), 3)
+    assert parse_exit("adaptive:alpha=0.9").exit == AdaptiveExit(target=0.9)
+    assert parse_exit("static:0.5,widen=2") == (StaticThreshold(0.5), 2)
+    assert parse_exit("static:widen=4") == (StaticThreshold(), 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "Fixed", "fixed:3", "fixed:widen=2", "priced:widen=2", "priced:"),
+        *("static:", "static:2", "static:nan", "static:0.5,0.6", "static:alpha=0.5", "static:=0.5"),
+        *("adaptive:", "adaptive:1", "adaptive:alpha", "adaptive:alpha=", "adaptive:alpha=2"),
+        *("adaptive:target=0.9", "adaptive:alpha=0.8,alpha=0.9", "adaptive:alpha=0.8,", "adaptive:alpha=a=1"),
+        *("adaptive:widen=1", "adaptive:widen=2.5", "adaptive:widen=1000", "static:widen=-1"),
+    ],
+)
+def test_what_is_no_exit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"draft_exit: got .*, want priced, fixed, static:T or adaptive"):
+        parse_exit(text)
 
 
 def test_numbers_out_of_range_are_refused() -> None:

@@ -15,8 +15,9 @@ from typer.testing import CliRunner, Result
 
 import specdec
 from specdec.bench.operators import Workload
-from specdec.bench.studies import acceptance, commits, decoding, specla, tree_verification
+from specdec.bench.studies import acceptance, commits, decoding, exits, specla, tree_verification
 from specdec.bench.studies.lab import Lab
+from specdec.bench.studies.report import Report
 from specdec.bench.studies.section import Section
 from specdec.bench.timing import interleaved
 from specdec.bench.trees import grow, paths_of
@@ -47,7 +48,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def test_writes_json_page_and_plots(study: tuple[Path, Result]) -> None:
     out, result = study
     assert result.exit_code == 0, result.output
-    names = {"specla.json", "specla.md", *(f"specla-{part}.png" for part in specla.PARTS)}
+    names = {"specla.json", "specla.md", *(f"specla-{part}.png" for part in specla.STUDY.parts)}
     assert {path.name for path in out.iterdir()} == names
     assert all((out / name).read_bytes()[:4] == b"\x89PNG" for name in names if name.endswith("png"))
 
@@ -83,10 +84,39 @@ def test_what_is_not_available_is_said_and_left_out(study: tuple[Path, Result]) 
     assert all(why in page for why in skipped)
 
 
-def test_page_has_the_numbers_that_were_printed(study: tuple[Path, Result]) -> None:
-    out, result = study
-    page = (out / "specla.md").read_text()
-    found = json.loads((out / "specla.json").read_text())
+@pytest.fixture(scope="module")
+def self_speculative(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """One quick run of the other study."""
+    folder = tmp_path_factory.mktemp("study")
+    prompts = folder / "prompts.json"
+    prompts.write_text(json.dumps(PROMPTS))
+    out = folder / "results"
+    return out, invoke("--study", "self-speculative", "--quick", "--out", str(out), "--prompts", str(prompts))
+
+
+def test_self_speculative_study_has_every_exit(self_speculative: tuple[Path, Result]) -> None:
+    out, result = self_speculative
+    assert result.exit_code == 0, result.output
+    names = {"self-speculative.json", "self-speculative.md", "self-speculative-exits.png"}
+    assert {path.name for path in out.iterdir()} == names
+    rows = json.loads((out / "self-speculative.json").read_text())["exits"]["rows"]
+    assert {row["group"] for row in rows} == {"Every round drafts", "Rounds draft where it pays"}
+    assert {"fixed, 2 tokens", "static, 0.6", "adaptive, alpha 0.85", "priced"} <= {r["name"] for r in rows}
+    for row in rows:
+        assert row["different_tokens"] == 0
+        assert row["speedup_by_kind"].keys() == {"edit"}
+    fixed = rows[0]
+    assert fixed["levels"] == fixed["drafted"] == sum(fixed["drafted_at"])
+    assert fixed["accepted"] == sum(fixed["accepted_at"])
+    assert fixed["rounds"] - 1 <= fixed["drafting_rounds"] <= fixed["rounds"]  # one token may be left over
+
+
+@pytest.mark.parametrize("name", ["study", "self_speculative"])
+def test_page_has_the_numbers_that_were_printed(name: str, request: pytest.FixtureRequest) -> None:
+    out, result = request.getfixturevalue(name)
+    (path,) = out.glob("*.json")
+    page = path.with_suffix(".md").read_text()
+    found = json.loads(path.read_text())
     assert found["machine"] in page
     assert found["command"] in page
     shown = set(result.output.split())
@@ -99,9 +129,15 @@ def test_page_has_the_numbers_that_were_printed(study: tuple[Path, Result]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--study", "other"], "--study: got 'other', want specla"),
-        (["--study", "specla", "--batch", "4"], "--batch: a study takes none, only --quick"),
-        (["--study", "specla", "--max-draft", "4"], "--max-draft: a study takes none"),
+        (["--study", "other"], "--study: got 'other', want one of specla, self-speculative"),
+        (["--study", "specla", "--batch", "4"], "--batch: the study specla takes none, only --quick"),
+        (["--study", "specla", "--skip", "f"], "--skip: the study specla takes none"),
+        (
+            ["--study", "self-speculative", "--drafter", "ngram"],
+            "--drafter: the study self-speculative takes",
+        ),
+        (["--study", "self-speculative", "--skip", "f"], "--skip: f: cannot be read"),
+        (["--study", "specla", "--max-draft", "4"], "--max-draft: the study specla takes none"),
         (["--study", "specla", "--prompts", "missing.json"], "--prompts: missing.json cannot be read"),
         (
             ["--study", "specla", "--drafter", "ngram,none"],
@@ -138,7 +174,7 @@ def test_a_file_that_lies_in_out_is_kept(tmp_path: Path) -> None:
 
 
 def test_only_the_strategy_solve_may_give_other_tokens(tmp_path: Path) -> None:
-    report = specla.Report(tmp_path, None, machine="m", command=["c"], about="a")
+    report = Report(specla.STUDY, tmp_path, "specla", None, machine="m", command=["c"], about="a")
     rows = [
         {"group": "strategies", "name": "solve, chain of 8", "strategy": "solve", "different_tokens": 2},
         {"group": "drafters", "name": "adapted:solved", "strategy": "exact", "different_tokens": 3},
@@ -165,6 +201,25 @@ def test_steps_are_as_many_as_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- arithmetic ---
+
+
+def test_costs_of_rounds_by_hand() -> None:
+    """Ten rounds, four of them with drafts of two levels in mean, which cost half a plain round a level; a
+    verification 1.5 plain rounds; 6 of 8 accepted, and 3 rounds kept their drafts to the end.
+    """
+    row = {"rounds": 10, "drafting_rounds": 4, "levels": 8, "complete_rounds": 3, "accepted_at": [4, 2]}
+    row |= {
+        "plain_seconds_per_round": 2.0,
+        "draft_seconds": 8.0,
+        "seconds_per_round": (8 + 6 * 2 + 4 * 3) / 10,
+    }
+    costs = exits.costs_of(row)
+    assert (costs["c"], costs["v"], costs["n"]) == pytest.approx((0.5, 1.5, 2.0))
+    assert costs["a"] == pytest.approx(6 / 7)  # one was refused
+    tokens = 6 + 4 * (1 - (6 / 7) ** 3) / (1 - 6 / 7)
+    assert costs["predicted_speedup"] == pytest.approx(tokens / (6 + 4 * (2 * 0.5 + 1.5)))
+    idle = exits.costs_of(row | {"drafting_rounds": 0, "levels": 0})
+    assert (idle["predicted_speedup"], idle["c"]) == (1.0, 0.0)
 
 
 def grid_row(p: float, n: int, speedup: float, predicted: float) -> dict[str, float]:

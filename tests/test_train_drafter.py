@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from small_training import gated_deltanet, small, write_text
 from specdec.cache import Steps
 from specdec.cli.app import app
 from specdec.models.config import GatedDeltaNetConfig
@@ -30,47 +31,25 @@ from specdec.models.features import Feature, FeatureTap
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.training import drafter_loop
-from specdec.training.corpus import train_tokenizer, write_tokens
+from specdec.training.corpus import frequent_tokens, train_tokenizer, write_tokens
 from specdec.training.distillation import distillation_loss
 from specdec.training.drafter_loop import DrafterTraining
 from specdec.training.drafter_model import TrainableDrafter
-from specdec.training.drafter_run import TrainingRequest, frequent_tokens, prepare
+from specdec.training.drafter_run import TrainingRequest, prepare
 from specdec.training.evaluation import chain_matches, summarize
 from specdec.training.features import FeatureCache
-from specdec.training.loop import Training, TrainingOptions
 from specdec.training.model import TrainableGatedDeltaNet
 from specdec.training.target import FrozenTarget
-
-SMALL = {
-    "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 1, "num_v_heads": 2,
-    "head_dim": 32, "expand_v": 1.0, "intermediate_size": 96, "tie_word_embeddings": True,
-    "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
-
-
-def small(**changes: object) -> GatedDeltaNetConfig:
-    return GatedDeltaNetConfig.from_dict({**SMALL, **changes})
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 30 KB of repetitive text in a few files."""
-    folder = tmp_path_factory.mktemp("text")
-    for i in range(8):
-        lines = [f"def add_{i}_{j}(x, y):\n    return x + y * {j}\n" for j in range(60)]
-        (folder / f"file{i}.py").write_text("\n".join(lines))
-    return folder
+    return write_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
 def target(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target that has learnt the text somewhat."""
-    out = tmp_path_factory.mktemp("target")
-    backend = train_tokenizer(text, 300, seed=0)
-    backend.save(str(out / "tokenizer.json"))
-    write_tokens(text, backend, out / "tokens.bin", seed=0)
-    Training(out, TrainingOptions(small(), tokens=60 * 8 * 32, batch_size=8, seq_len=32, lr=1e-2)).run()
-    return out
+    return gated_deltanet(text, tmp_path_factory.mktemp("target"))
 
 
 def drafter_config(layer: GatedDeltaNetConfig, feature_size: int, features: tuple[str, ...]):

@@ -129,6 +129,8 @@ class Statistics:
         emitted: tokens emitted by those rounds (the first token of a sequence comes from its prefill and is
             not counted).
         drafting_rounds: those of the rounds that had drafts to verify.
+        complete_rounds: those whose accepted path went as deep as their drafts.
+        levels: depth of the drafts, summed over rounds; of chains it is `drafted`.
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
         drafted_at: verified draft tokens by depth below the last emitted token, from 1.
@@ -139,6 +141,8 @@ class Statistics:
     rounds: int = 0
     emitted: int = 0
     drafting_rounds: int = 0
+    complete_rounds: int = 0
+    levels: int = 0
     drafted: int = 0
     accepted: int = 0
     drafted_at: list[int] = field(default_factory=list)
@@ -177,7 +181,9 @@ class Statistics:
         for depth in range(accepted):
             self.accepted_at[depth] += 1
         self.rounds += 1
-        self.drafting_rounds += bool(drafted_depths)
+        self.drafting_rounds += deepest > 0
+        self.complete_rounds += 0 < deepest == accepted
+        self.levels += deepest
         self.drafted += len(drafted_depths)
         self.accepted += accepted
 
@@ -187,6 +193,8 @@ class Statistics:
         return {
             "rounds": self.rounds,
             "drafting_rounds": self.drafting_rounds,
+            "complete_rounds": self.complete_rounds,
+            "levels": self.levels,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "mean_accepted_length": self.mean_accepted_length,

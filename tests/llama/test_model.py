@@ -90,14 +90,14 @@ def test_hidden_features(model: LlamaForCausalLM) -> None:
     cache, prompt, tap = model.new_cache(1), [5, 6, 7, 8], FeatureTap(features)
     logits = model.prefill([prompt], cache=cache, slots=[0], tap=tap)
     last, first = tap.rows().split(D, dim=-1)  # [1, T, D] each
-    assert torch.equal(model._logits(last[:, -1]), logits)
+    assert torch.equal(model.readout(last[:, -1]), logits)
     early = model.first_layers(1)
     assert torch.equal(
-        early._logits(first[:, -1]), early.prefill([prompt], cache=early.new_cache(1), slots=[0])
+        early.readout(first[:, -1]), early.prefill([prompt], cache=early.new_cache(1), slots=[0])
     )
     tap = FeatureTap(features)
     logits, _ = model.forward(torch.tensor([[9, 3]]), cache=cache, slots=int32([0]), tap=tap)
-    assert torch.equal(model._logits(tap.rows()[..., :D]), logits)
+    assert torch.equal(model.readout(tap.rows()[..., :D]), logits)
 
 
 def test_a_text_outgrows_the_first_room(model: LlamaForCausalLM) -> None:

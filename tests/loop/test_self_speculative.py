@@ -311,7 +311,7 @@ def test_what_a_view_computes(model):
     cache, slots = model.new_cache(1), torch.zeros(1, dtype=torch.int32)
     logits, round = everything.forward(torch.tensor([[8, 9]]), cache=cache, slots=slots)
     assert round.layers == (None,) * 4
-    want = model._logits(model.embeddings[torch.tensor([[8, 9]])])
+    want = model.readout(model.embeddings[torch.tensor([[8, 9]])])
     assert torch.equal(logits, want)
     sizes = model.config.vocab_size * model.config.hidden_size + model.config.hidden_size
     assert everything.num_parameters == sizes

@@ -103,5 +103,5 @@ def test_what_it_says_is_what_the_model_does_without_them(family: str) -> None:
         # The functions are the model's: a view gives the logits of the stream that they leave.
         view, _ = model.skipping(s.skips).forward(tokens, cache=cache, slots=slots, parents=parents)
         stream = run(functions, x, s.skipped)
-        assert torch.equal(view, model._logits(stream))  # type: ignore[attr-defined]
-    assert torch.equal(whole, model._logits(run(functions, x, ())))  # type: ignore[attr-defined]
+        assert torch.equal(view, model.readout(stream))  # type: ignore[attr-defined]
+    assert torch.equal(whole, model.readout(run(functions, x, ())))  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from specdec.acceptance.params import SamplingParams
-from specdec.generation import Request
+from specdec.generation import Request, Statistics
 from specdec.methods import DrafterSpec, MethodOptions, build_drafter, get_method
 from specdec.models.base import CausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
@@ -33,9 +33,7 @@ class Run:
         rounds: verification rounds, counted per row.
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
-        accept_seconds: what deciding about drafts and choosing tokens took of the time; None where it was not
-            measured apart.
-        verify_seconds: the same of the target's forward passes.
+        statistics: the loop's own; None where there was none.
     """
 
     tokens: list[list[int]]
@@ -44,8 +42,7 @@ class Run:
     rounds: int
     drafted: int
     accepted: int
-    accept_seconds: float | None = None
-    verify_seconds: float | None = None
+    statistics: Statistics | None = None
 
 
 class Contender(Protocol):
@@ -136,8 +133,7 @@ class MethodContender:
             stats.rounds,
             stats.drafted,
             stats.accepted,
-            stats.seconds.accept,
-            stats.seconds.verify,
+            stats,
         )
 
     def differences(self, prompts: Tokens, known: Tokens, got: Tokens) -> list[tuple[int, int]]:

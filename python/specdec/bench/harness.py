@@ -175,7 +175,7 @@ def _row(
     row["mean_accepted_length"] = sum(r.emitted for r in every) / rounds
     row["drafted"] = drafted  # in all runs
     row["acceptance_rate"] = sum(r.accepted for r in every) / drafted if drafted else 0.0
-    deciding = [r.accept_seconds for r in every if r.accept_seconds is not None]
+    deciding = [r.statistics.seconds.accept for r in every if r.statistics is not None]
     measured_apart = len(deciding) == len(every)
     row["acceptance_share"] = sum(deciding) / sum(r.seconds for r in every) if measured_apart else None
     row["tokens_match"] = not m.mismatches if m.compared else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from specdec._rows import array_of, tensor_of
 from specdec.ops import Factors, Pending, Prefix
 
 
@@ -52,6 +55,13 @@ class Round(NamedTuple):
     slots: Tensor
     parents: Tensor | None
     nodes: int
+
+    def joined(self, above: Round) -> Round:
+        """This round with what `above` has of the layers that are None here, of the same nodes in the same
+        order.
+        """
+        layers = tuple([a if b is None else b for a, b in zip(above.layers, self.layers, strict=True)])
+        return above._replace(layers=layers)
 
 
 class PendingRound(NamedTuple):
@@ -124,6 +134,27 @@ class Steps:
             )
         self.round = Round(layers, old.slots, every, old.nodes + added)
 
+    def arrange(self, rows: Sequence[Sequence[int]]) -> None:
+        """Keeps some of the nodes in another order, and drops the others.
+
+        Args:
+            rows: for each row its nodes, each below its parent, which is kept too; -1 for a root. Rows that
+                keep fewer end in nodes that mean nothing.
+        """
+        old = self.round
+        assert old is not None, "nothing to arrange"
+        width = max(map(len, rows))
+        first = list(range(width))
+        in_turn = all(list(row) == first for row in rows)
+        if in_turn and width == old.nodes:
+            return
+        parents = None
+        if old.parents is not None or not in_turn:
+            parents = _arranged_parents(_explicit_parents(old, 0, old.nodes).tolist(), rows, width)
+        taken = taker(rows, in_turn)
+        layers = tuple([_taken(entries, taken) for entries in old.layers])
+        self.round = Round(layers, old.slots, parents, width)
+
     def recurrent(self, layer: int) -> Prefix | None:
         """The prefix of a layer's recurrence, as `ops.verify` takes it."""
         entries = self._entries(layer)
@@ -148,6 +179,43 @@ class Steps:
 
     def _entries(self, layer: int) -> LayerEntries:
         return None if self.round is None else self.round.layers[layer]
+
+
+def taker(rows: Sequence[Sequence[int]], in_turn: bool = False) -> Callable[[Tensor], Tensor]:
+    """A function that takes these places of each row: [B, C, ...] -> [B, N, ...], N the longest row's.
+
+    Args:
+        rows: the places; what a shorter row has beyond its own means nothing.
+        in_turn: whether every row is 0, 1, ... N - 1, which is a view then.
+    """
+    width = max(map(len, rows))
+    if in_turn:
+        return lambda tensor: tensor[:, :width]
+    places = np.array([[*row, *[0] * (width - len(row))] for row in rows])
+    batch = np.arange(len(rows))[:, None]
+    return lambda tensor: tensor_of(array_of(tensor)[batch, places], tensor.dtype)
+
+
+def _taken(entries: LayerEntries, taken: Callable[[Tensor], Tensor]) -> LayerEntries:
+    if entries is None:
+        return None
+    if isinstance(entries, KVEntries):
+        return KVEntries(taken(entries.k), taken(entries.v))
+    k, u, g = entries.recurrent
+    factors = Factors(taken(k), taken(u), None if g is None else taken(g))
+    return LayerFactors(factors, None if entries.conv is None else taken(entries.conv))
+
+
+def _arranged_parents(
+    old: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], width: int
+) -> Tensor | None:
+    """int32 [B, width] of the nodes kept; None where all rows are chains of this length."""
+    new = []
+    for above, row in zip(old, rows, strict=True):
+        place = {-1: -1, **{node: i for i, node in enumerate(row)}}
+        new.append([place[above[node]] for node in row] + [-1] * (width - len(row)))
+    chain = list(range(-1, width - 1))
+    return None if all(row == chain for row in new) else torch.tensor(new, dtype=torch.int32)
 
 
 def _concat(layer: int, a: LayerEntries, b: LayerEntries) -> LayerEntries:

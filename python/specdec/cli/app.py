@@ -82,14 +82,17 @@ DraftTree = Annotated[
 Skip = Annotated[
     Path | None,
     typer.Option(
-        help="For self-speculative: the file that says which sub-layers drafts leave out. Default: the set "
-        "that comes with the model.",
+        help="For self-speculative: the file that says which sub-layers drafts leave out; online, or "
+        "online:FILE: others that suit the text better, found while it is written. Default: the set that "
+        "comes with the model.",
         show_default=False,
     ),
 ]
 _EXITS = (
     "priced: where going on would not be worth its time; adaptive: below a token less likely than a "
-    "threshold that follows what is accepted; static:T: below one less likely than T; fixed: at --max-draft"
+    "threshold that follows what is accepted; static:T: below one less likely than T; fixed: at --max-draft. "
+    "adaptive takes the paper's settings, of which adaptive:gamma0=0.6,alpha=0.85,eps=0.01,beta1=0.5,"
+    "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
 )
 FixedDraft = Annotated[
     bool,
@@ -249,7 +252,7 @@ def generate(
 
 @app.command(
     epilog="Example: specdec bench --drafter ngram,oracle --oracle-p 0.8 --json out.json --plot out.png\n\n"
-    "Example: specdec bench --study specla --out docs/results"
+    "Example: specdec bench --study self-speculative --out docs/results"
 )
 def bench(
     context: typer.Context,
@@ -306,8 +309,9 @@ def bench(
         str | None,
         typer.Option(
             help="A fixed set of measurements instead, with a report in files. specla: controlled "
-            "acceptance, tree verification, commits and the ablations of decoding. Of the other options it "
-            "takes --quick, --out, --json, --model, --prompts, --drafter (those to compare) and --dtype.",
+            "acceptance, tree verification, commits and the ablations of decoding. self-speculative: where "
+            "drafts end. Of the other options it takes --quick, --out, --json, --model, --prompts, --dtype, "
+            "specla --drafter (those to compare), self-speculative --skip.",
             show_default=False,
         ),
     ] = None,
@@ -334,6 +338,7 @@ def bench(
                     model=model,
                     prompts=prompts,
                     drafters=drafter if "drafter" in given else None,
+                    skip=skip,
                     dtype=dtype.value,
                 )
             )
@@ -530,6 +535,87 @@ def train_drafter(
     }
     given = {name: value for name, value in options.items() if value is not None}
     from specdec.cli import train_drafter as command
+
+    if resume:
+        command.resume(out, given)
+    else:
+        command.run(out, given)
+
+
+@app.command(
+    name="train-exits",
+    epilog="Example: specdec train-exits --model smollm2 --text ~/src --exits 4,8 --out my-exits "
+    "--text-tokens 1000000",
+)
+def train_exits(
+    out: Annotated[Path, typer.Option(help="Directory of the run; it becomes a directory of adapters.")],
+    model: Annotated[
+        str | None, typer.Option(help="The model to exit from: as --model elsewhere.", show_default=False)
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Folder of UTF-8 text files, searched recursively.", show_default=False),
+    ] = None,
+    exits: Annotated[
+        str | None,
+        typer.Option(help="Numbers of layers after which to exit, such as 2,5.", show_default=False),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(help="Inner width of an adapter.", show_default="twice the width of the model"),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens to train on in all.", show_default="one pass over the text")
+    ] = None,
+    text_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of the text that the model reads.", show_default="all"),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences in a step.", show_default=str(defaults.BATCH_SIZE))
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens in a sequence.", show_default=str(defaults.SEQ_LEN))
+    ] = None,
+    loss_vocab: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens over which a step compares distributions: the text's most frequent ones, and a "
+            "quarter drawn among the others.",
+            show_default=str(defaults.LOSS_VOCAB),
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", show_default=str(defaults.EXIT_LR))
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of weights and data order.", show_default=str(defaults.SEED))
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the model's hidden states, which runs can share.", show_default="OUT/features"
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """Train adapters behind early exits of a frozen model. Ctrl-C saves and ends; --resume goes on."""
+    options = {
+        "model": model,
+        "text": text,
+        "exits": exits,
+        "width": width,
+        "tokens": tokens,
+        "text_tokens": text_tokens,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "loss_vocab": loss_vocab,
+        "lr": lr,
+        "seed": seed,
+        "cache": cache,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    from specdec.cli import train_exits as command
 
     if resume:
         command.resume(out, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from specdec.models.tokenizer import Tokenizer
 
 MISMATCH = 1
 PIPE_WIDTH = 160  # columns where stdout is no terminal
+_SETTING = "\0"  # for a comma within an entry, which no command line can hold
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,13 @@ def _methods(text: str) -> list[str]:
 
 
 def _exits(text: str | None) -> Sequence[str | None]:
-    """What `--draft-exit` lists; [None] where it was not given."""
-    return [None] if text is None else split_list(text, "--draft-exit")
+    """What `--draft-exit` lists; [None] where it was not given. A setting, NAME=NUMBER, belongs to the entry
+    before it.
+    """
+    if text is None:
+        return [None]
+    joined = re.sub(r",(?=\s*\w+\s*=)", _SETTING, text)
+    return [entry.replace(_SETTING, ",") for entry in split_list(joined, "--draft-exit")]
 
 
 def _specs_of(

@@ -12,20 +12,26 @@ import torch
 from rich.console import Console
 
 from specdec.bench.machine import describe
-from specdec.bench.prompts import load_prompts
-from specdec.bench.studies import specla
+from specdec.bench.prompts import Prompt, load_prompts
+from specdec.bench.studies import self_speculative, specla
 from specdec.bench.studies.lab import Lab
+from specdec.bench.studies.report import Report, Study
+from specdec.cli.drafting import note_other_machine, skip_spec
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
 from specdec.cli.values import open_for_writing, split_list
-from specdec.methods import DrafterSpec
+from specdec.methods import DrafterSpec, choices, load_skip_file, read_skip_file
 from specdec.models import load_model, load_tokenizer
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
 MISMATCH = 1
 PIPE_WIDTH = 160  # columns where stdout is no terminal
 DRAFTERS = ("ngram", "adapted", "adapted+ngram", "exit:2")
-TAKES = ("study", "quick", "out", "json", "model", "prompts", "drafter", "dtype")  # options of a study
+STUDIES = {study.name: study for study in (specla.STUDY, self_speculative.STUDY)}
+# Options of every study, and of one.
+TAKES = ("quick", "out", "json", "model", "prompts", "dtype")
+OWN = {specla.STUDY.name: "drafter", self_speculative.STUDY.name: "skip"}
+DEFAULT_MODEL = "gdn-code"  # whose files have no model in their names
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,8 @@ class Options:
 
     Attributes:
         given: those that the user gave, by parameter name.
-        drafters: names of the drafters, comma-separated; None for `DRAFTERS`.
+        drafters: names of the drafters of specla, comma-separated; None for `DRAFTERS`.
+        skip: file of the sub-layers that self-speculative leaves out; None for the set of the model.
     """
 
     study: str
@@ -45,14 +52,16 @@ class Options:
     model: str
     prompts: Path | None
     drafters: str | None
+    skip: Path | None
     dtype: str
 
 
 def run(options: Options) -> int:
     """Runs the command; returns the exit code: 0, or 1 where tokens differ that may not."""
-    if options.study != specla.NAME:
-        raise ValueError(f"--study: got {options.study!r}, want {specla.NAME}")
-    _refuse_others(options.given)
+    study = STUDIES.get(options.study)
+    if study is None:
+        raise ValueError(f"--study: got {options.study!r}, want one of {choices(STUDIES)}")
+    _refuse_others(study, options.given)
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--study: needs matplotlib (the package's extra 'plot')")
     names = DRAFTERS if options.drafters is None else split_list(options.drafters, "--drafter")
@@ -60,14 +69,13 @@ def run(options: Options) -> int:
         prompts = load_prompts(options.prompts)
         for name in names:
             DrafterSpec.parse(name)
+        if options.skip is not None:
+            read_skip_file(options.skip)
     except ValueError as error:
         raise as_option(error) from None
     for option, path in (("--out", options.out), ("--json", options.json)):
         _check_writable(option, path, directory=option == "--out")
-    model = load_model(options.model, dtype=getattr(torch, options.dtype))
-    if not isinstance(model, GatedDeltaNetForCausalLM):
-        raise ValueError(f"--model: got {options.model}, want a Gated DeltaNet for a study")
-    lab = Lab(model, load_tokenizer(options.model), prompts, names, quick=options.quick)
+    lab = _lab(study, options, prompts, names)
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -76,22 +84,52 @@ def run(options: Options) -> int:
     if options.quick:
         about += " Quick: small sizes and few repeats, to see that it runs; the figures say little."
     console.print(f"{machine}\n{about}", markup=False)
-    report = specla.Report(options.out, options.json, machine=machine, command=_command(options), about=about)
+    report = Report(
+        study,
+        options.out,
+        _stem(study, options.model),
+        options.json,
+        machine=machine,
+        command=_command(options),
+        about=about,
+    )
     every = 25  # runs, where there is no bar, a line on stderr
-    with unit_progress(-(-sum(specla.steps(lab).values()) // every), every) as advance:
-        written = specla.run(lab, report, advance, console)
+    with unit_progress(-(-sum(study.steps(lab).values()) // every), every) as advance:
+        written = study.run(lab, report, advance, console)
     console.print("\n" + "\n".join(f"written: {path}" for path in written), markup=False)
     for mismatch in report.mismatches:
         note(mismatch)
     return MISMATCH if report.mismatches else 0
 
 
-def _refuse_others(given: Iterable[str]) -> None:
+def _lab(study: Study, options: Options, prompts: list[Prompt], drafters: Sequence[str]) -> Lab:
+    model = load_model(options.model, dtype=getattr(torch, options.dtype))
+    tokenizer = load_tokenizer(options.model)
+    if study is specla.STUDY:
+        if not isinstance(model, GatedDeltaNetForCausalLM):
+            raise ValueError(f"--model: got {options.model}, want a Gated DeltaNet for this study")
+        return Lab(model, tokenizer, prompts, drafters, quick=options.quick)
+    spec = skip_spec(options.skip, None, None)
+    try:
+        load_skip_file(spec, model)
+    except ValueError as error:
+        raise as_option(error) from None
+    note_other_machine(spec, model, options.dtype)
+    return Lab(model, tokenizer, prompts, skip=spec.model or None, quick=options.quick)
+
+
+def _stem(study: Study, model: str) -> str:
+    """What the names of a study's files begin with."""
+    return study.name if model == DEFAULT_MODEL else f"{study.name}-{Path(model).stem}"
+
+
+def _refuse_others(study: Study, given: Iterable[str]) -> None:
     """A study says itself what it measures: an option that would change nothing is an error."""
+    takes = (*TAKES, OWN[study.name])
     for name in given:
-        if name not in TAKES:
-            wanted = ", ".join(f"--{option}" for option in TAKES[1:])
-            raise ValueError(f"--{name.replace('_', '-')}: a study takes none, only {wanted}")
+        if name not in ("study", *takes):
+            wanted = ", ".join(f"--{option}" for option in takes)
+            raise ValueError(f"--{name.replace('_', '-')}: the study {study.name} takes none, only {wanted}")
 
 
 def _check_writable(name: str, path: Path | None, *, directory: bool) -> None:
@@ -121,6 +159,7 @@ def _command(options: Options) -> list[str]:
         "--model": options.model,
         "--prompts": options.prompts,
         "--drafter": options.drafters,
+        "--skip": options.skip,
         "--dtype": options.dtype,
     }
     for option, value in values.items():

@@ -9,13 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from specdec.cli.errors import as_option
-from specdec.cli.progress import progress_bar
+from specdec.cli.training import EVERY, PLOT_NAME, computed, draw, plain_console
 from specdec.training.drafter_loop import DrafterTraining
 from specdec.training.drafter_run import TrainingRequest, plot, prepare
-from specdec.training.running import check_only_resume, interruptible, run_with_progress
-
-PLOT_NAME = "training.png"
-EVERY = 400  # steps between two evaluations and saves
+from specdec.training.running import check_only_resume, run_with_progress
 
 
 def run(out: Path, given: Mapping[str, Any]) -> None:
@@ -23,30 +20,20 @@ def run(out: Path, given: Mapping[str, Any]) -> None:
     for name in ("target", "text"):
         if name not in given:
             raise ValueError(f"--{name} is missing, or --resume to go on with a run")
-    console = _console()
+    console = plain_console()
     try:
         with console.status("target and text"):
             cache, begin = prepare(TrainingRequest(out=out, **given), console.print)
     except ValueError as error:
         raise as_option(error) from None
-    with interruptible() as asked, progress_bar() as progress:
-        task = progress.add_task("features of the target", total=cache.missing_windows)
-        done = cache.compute(lambda: bool(asked), lambda count: progress.advance(task, count))
-    if not done:
-        console.print("stopped while the features are computed; the same command goes on")
-        return
-    _train(begin(), console)
+    if computed(cache, console):
+        _train(begin(), console)
 
 
 def resume(out: Path, given: Mapping[str, Any]) -> None:
     """Goes on with the run in `out`; nothing else may be given."""
     check_only_resume(given)
-    _train(DrafterTraining.resume(out), _console())
-
-
-def _console() -> Console:
-    """Of plain lines: a directory's name may hold what rich takes for markup."""
-    return Console(highlight=False, soft_wrap=True, markup=False)
+    _train(DrafterTraining.resume(out), plain_console())
 
 
 def _train(training: DrafterTraining, console: Console) -> None:
@@ -65,10 +52,6 @@ def _train(training: DrafterTraining, console: Console) -> None:
         f"held-out text: positions of a chain right, given those before: {held_out()}; "
         f"mean accepted length {figures['mean_accepted_length']:.2f}"
     )
-    try:
-        plot(training, out / PLOT_NAME)
-        console.print(f"curves: {out / PLOT_NAME}")
-    except ImportError:
-        console.print("no curves: matplotlib is not installed (pip install 'specdec[plot]')")
+    draw(lambda path: plot(training, path), out / PLOT_NAME, console)
     target = training.target.directory
     console.print(f'try it: specdec generate "def " --model {target} --drafter adapted:{out}')

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from specdec._checks import check_number
+from specdec._checks import check_integer, check_number
+from specdec.tree import MAX_NODES
 
 
 class Threshold:
@@ -127,28 +128,68 @@ class _AdaptiveThreshold(Threshold):
         self.value = s.memory * self.value + (1.0 - s.memory) * moved
 
 
-def parse_exit(text: str) -> DraftExit | None:
-    """Reads "adaptive", "fixed", "static" or "static:0.6".
+class DraftEnd(NamedTuple):
+    """How drafts end, as `parse_exit` reads it.
 
-    Returns:
-        The rule; None for "priced": measured times and what became of earlier drafts say where a draft ends.
+    Attributes:
+        exit: when; None: where going on would not be worth its time.
+        widen: most children of the node at which a chain ends by its exit.
+    """
+
+    exit: DraftExit | None
+    widen: int = 1
+
+
+# What the paper calls the numbers of its rule.
+_ADAPTIVE = {
+    "gamma0": "threshold",
+    "alpha": "target",
+    "eps": "step",
+    "beta1": "rate_memory",
+    "beta2": "memory",
+}
+_WANTED = (
+    "priced, fixed, static:T or adaptive, the last one with gamma0, alpha, eps, beta1, beta2 (0 to 1, as T "
+    f"is) and both with widen (2 to {MAX_NODES}), such as adaptive:alpha=0.9,widen=3"
+)
+
+
+def parse_exit(text: str) -> DraftEnd:
+    """Reads "priced" (measured times and what became of earlier drafts say where a draft ends), "fixed",
+    "static", "static:0.6", "adaptive", or one of the last three with settings.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is none of these, or a number is out of its range.
+
+    >>> parse_exit("static:0.5,widen=3")
+    DraftEnd(exit=StaticThreshold(threshold=0.5), widen=3)
+    >>> parse_exit("adaptive:alpha=0.9,eps=0.02").exit
+    AdaptiveExit(threshold=0.6, target=0.9, step=0.02, rate_memory=0.5, memory=0.9)
     """
-    kind, colon, number = text.strip().partition(":")
-    if not colon and kind in ("adaptive", "fixed", "static", "priced"):
-        rules: dict[str, DraftExit] = {
-            "adaptive": AdaptiveExit(),
-            "fixed": FixedLength(),
-            "static": StaticThreshold(),
-        }
-        return rules.get(kind)
-    if kind == "static":
-        try:
-            return StaticThreshold(float(number))
-        except ValueError:
-            pass
-    raise ValueError(
-        f"draft_exit: got {text!r}, want priced, adaptive, fixed or static:T, T a probability such as 0.6"
-    )
+    kind, colon, rest = text.strip().partition(":")
+    try:
+        settings = _settings(rest) if colon else {}
+        widen = int(settings.pop("widen", "1"))
+        if "widen" in rest:
+            check_integer("widen", widen, 2, MAX_NODES)
+        numbers = {name: float(number) for name, number in settings.items()}
+        if kind == "adaptive":
+            return DraftEnd(AdaptiveExit(**{_ADAPTIVE[name]: x for name, x in numbers.items()}), widen)
+        if kind == "static" and numbers.keys() <= {""}:
+            return DraftEnd(StaticThreshold(*numbers.values()), widen)
+        if kind in ("priced", "fixed") and not colon:
+            return DraftEnd(FixedLength() if kind == "fixed" else None)
+    except (KeyError, ValueError):
+        pass  # one message says what is wanted, whatever is wrong
+    raise ValueError(f"draft_exit: got {text!r}, want {_WANTED}")
+
+
+def _settings(text: str) -> dict[str, str]:
+    """By name, each once; a number without a name, the first, by ""."""
+    settings: dict[str, str] = {}
+    for place, part in enumerate(text.split(",")):
+        name, equals, number = (piece.strip() for piece in part.rpartition("="))
+        if name in settings or bool(equals) != bool(name) or (place and not name):
+            raise ValueError(part)
+        settings[name] = number
+    return settings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from specdec.methods.building import build_drafter, load_drafter_model, load_skip_file
+from specdec.methods.building import build_drafter, load_drafter_model, load_skip_file, read_skip_file
 from specdec.methods.spec import (
     DEFAULT_DRAFTER,
     DRAFT_EXIT,
@@ -36,6 +36,7 @@ __all__ = [
     "get_method",
     "load_drafter_model",
     "load_skip_file",
+    "read_skip_file",
 ]
 
 

@@ -29,6 +29,7 @@ DEFAULT_DRAFTER = "ngram"
 DRAFT_EXIT = "priced"
 """When drafts of the method self-speculative end, where nothing else is said."""
 
+ONLINE = "online"
 _COMBINED = "+ngram"
 # Children of each node by depth where the user does not say.
 _TREES = {"model": "1", "exit": "1", "skip": "1", "adapted": "auto"}
@@ -73,6 +74,7 @@ class DrafterSpec:
         tree: what drafts of "adapted", "model" and "exit" may look like, as `TreeShape.parse` reads it.
         combined: whether what "adapted" drafts is joined with what "ngram" does.
         exit: when drafts of "skip" end, as `parse_exit` reads it; empty for others.
+        online: whether "skip" changes its set while it drafts.
     """
 
     kind: str
@@ -82,6 +84,7 @@ class DrafterSpec:
     tree: str = "1"
     combined: bool = False
     exit: str = ""
+    online: bool = False
 
     @classmethod
     def skipping(cls, file: str | None, *, exit: str, tree: str | None = None) -> DrafterSpec:
@@ -89,18 +92,28 @@ class DrafterSpec:
 
         Args:
             file: which ones, a file of `specdec.models.skip_file`; None: those that come with the target.
+                "online" and "online:FILE" begin with these and change them while they draft.
             exit: when drafts end, see `specdec.drafters.draft_exit.parse_exit`.
             tree: as of `parse`; None: chains.
 
         Raises:
-            ValueError: `exit` or `tree` is no such text, or `file` is empty.
+            ValueError: `exit` or `tree` is no such text, `file` is empty, or `exit` widens a tree.
         """
         from specdec.drafters.draft_exit import parse_exit
 
-        parse_exit(exit)
-        if file == "":
-            raise ValueError("skip: got an empty name, want a file")
-        return cls("skip", file or "", tree=_tree_of("skip", tree), exit=exit.strip())
+        widen = parse_exit(exit).widen
+        online, colon, path = (file or "").partition(":")
+        if online != ONLINE:
+            online, colon, path = "", "", file or ""
+        if file == "" or (colon and not path):
+            raise ValueError(f"skip: got {file!r}, want a file, {ONLINE} or {ONLINE}:FILE")
+        shape = _tree_of("skip", tree)
+        spec = cls("skip", path, tree=shape, exit=exit.strip(), online=bool(online))
+        if widen > 1 and not spec.shape.is_chain:
+            raise ValueError(
+                f"draft_exit: got {exit!r}, but only chains are widened, not the tree {spec.tree}"
+            )
+        return spec
 
     @classmethod
     def parse(cls, text: str, *, p: float = 1.0, tree: str | None = None) -> DrafterSpec:
@@ -138,7 +151,8 @@ class DrafterSpec:
         """What `parse` reads."""
         if self.kind == "exit":
             return f"exit:{self.layers}"
-        name = f"{self.kind}:{self.model}" if self.model else self.kind
+        kind = f"{self.kind}:{ONLINE}" if self.online else self.kind
+        name = f"{kind}:{self.model}" if self.model else kind
         return f"{name}{_COMBINED}" if self.combined else name
 
     @property
@@ -147,6 +161,15 @@ class DrafterSpec:
         from specdec.drafters.shape import TreeShape
 
         return TreeShape.parse(self.tree)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node of its drafts has two children."""
+        from specdec.drafters.draft_exit import parse_exit
+
+        if self.exit and parse_exit(self.exit).widen > 1:
+            return False
+        return not self.has_model or self.shape.is_chain
 
     @property
     def other_tree(self) -> str | None:
@@ -174,9 +197,10 @@ class DrafterSpec:
     @property
     def draws(self) -> bool:
         """Whether it draws its tokens at random where the target does. Together with "ngram" it does not, as
-        drawn tokens share no tree with others.
+        drawn tokens share no tree with others, and with a set that changes by the clock, as no seed would
+        repeat them.
         """
-        return self.has_model and not self.combined
+        return self.has_model and not self.combined and not self.online
 
     def check_acceptance(self, rule: str) -> None:
         """Refuses a rule that is not exact for what this drafter proposes to sampled requests.
@@ -187,7 +211,7 @@ class DrafterSpec:
         from specdec.acceptance.rules import check_rule, resolve_rule
 
         check_rule(rule)
-        resolve_rule(rule, self.proposes(rule), chain=not self.has_model or self.shape.is_chain)
+        resolve_rule(rule, self.proposes(rule), chain=self.is_chain)
 
     def proposes(self, rule: str) -> ProposalKind:
         """How its drafts come about where the target samples, under a rule of `RULES`. Siblings are drawn
@@ -211,5 +235,5 @@ class DrafterSpec:
         if follows(rule, self.proposes(rule)):
             return FOLLOW
         if rule in ("auto", "block", "traversal"):
-            return "block" if self.shape.is_chain else "traversal"
+            return "block" if self.is_chain else "traversal"
         return rule

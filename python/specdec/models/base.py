@@ -8,9 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specdec.cache import DecodingCache, Round, Steps
+from specdec.cache import DecodingCache, PendingRound, Round, Steps
 from specdec.models.features import Feature, FeatureTap
 from specdec.models.skipping import SkipSet
+from specdec.ops import PackedWeight
 
 
 class DraftModel(Protocol):
@@ -90,12 +91,63 @@ class CausalLM(DraftModel, Protocol):
         """
 
 
+class LayeredLM(CausalLM, Protocol):
+    """A model whose layers can be run a few at a time."""
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks, each of a token mixer and an MLP."""
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[V, D] the rows that tokens enter as."""
+
+    @property
+    def head(self) -> PackedWeight:
+        """[V, D] the output head."""
+
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: range,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        lengths: Tensor | None = None,
+        pending: PendingRound | None = None,
+        prefix: Steps | None = None,
+        tap: FeatureTap | None = None,
+    ) -> tuple[Tensor, Round]:
+        """Runs nodes through some consecutive layers. Run through all of them, in whatever spans and passes,
+        a node has the bits that `forward` gives it.
+
+        Args:
+            x: [B, N, D] the nodes' hidden states after the layer before, or their embeddings.
+            layers: which ones.
+            cache: read at `slots`.
+            slots, parents, lengths, tap: as for `forward`.
+            pending: what `cache.take_pending(slots)` handed out, in the first pass of a round through these
+                layers, whose states fold it in. None later, and where nothing was.
+            prefix: uncommitted nodes that these continue, which have been through these layers.
+
+        Returns:
+            The hidden states after the last of the layers, [B, N, D], and a round with None for all others.
+        """
+
+    def readout(self, x: Tensor) -> Tensor:
+        """Logits float32 [..., V] of hidden states [..., D], through the final norm and the head."""
+
+
 class SkippingView(CausalLM, Protocol):
     """A model that steps over another one's cache, some of that one's sub-layers left out."""
 
     @property
     def vocabulary(self) -> Tensor | None:
         """int64 [V'] the tokens that the columns of its logits stand for, ascending; None: all."""
+
+    def skipping(self, skips: SkipSet) -> SkippingView:
+        """The view that leaves out these sub-layers instead, of the same vocabulary."""
 
 
 class SkippableLM(CausalLM, Protocol):
@@ -122,8 +174,8 @@ class SkippableLM(CausalLM, Protocol):
             vocabulary: the only tokens that it has logits for, ascending; None: all.
 
         Raises:
-            ValueError: `skips` names a layer that is not there, `vocabulary` is none, or this is itself a
-                view with a vocabulary of its own.
+            ValueError: `skips` names a layer that is not there, `vocabulary` is none, or is given to a view
+                that has one already.
         """
 
     @property

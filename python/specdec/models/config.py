@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,11 @@ class GatedDeltaNetConfig:
     def mlp_parameters(self) -> int:
         """Numbers of a layer's MLP, its norm counted in."""
         return (3 * self.intermediate_size + 1) * self.hidden_size
+
+    def first_layers(self, count: int) -> GatedDeltaNetConfig:
+        """The configuration of the first `count` layers."""
+        exits = tuple(layer for layer in self.early_exit_layers if layer < count)
+        return replace(self, num_hidden_layers=count, early_exit_layers=exits)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GatedDeltaNetConfig:

@@ -105,12 +105,13 @@ class ExitAdaptersConfig:
         """
         values = read_json_object(Path(path), MAX_CONFIG_BYTES)
         try:
-            return cls._of(values)
+            return cls.from_dict(values)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
     @classmethod
-    def _of(cls, values: Mapping[str, Any]) -> ExitAdaptersConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> ExitAdaptersConfig:
+        """The configuration that `to_dict` wrote. Raises ValueError where a value is none that it writes."""
         if values.get("model_type") != MODEL_TYPE:
             raise ValueError(f"model_type: got {shown(values.get('model_type'))}, want {MODEL_TYPE!r}")
         check_integer("version", values.get("version"), VERSION, VERSION)

@@ -7,7 +7,7 @@ The family: pre-norm blocks of grouped-query attention with rotary positions and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,10 @@ class LlamaConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         layer = self.mixer_parameters + self.mlp_parameters
         return self.num_hidden_layers * layer + embeddings + self.hidden_size
+
+    def first_layers(self, count: int) -> LlamaConfig:
+        """The configuration of the first `count` layers."""
+        return replace(self, num_hidden_layers=count)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LlamaConfig:

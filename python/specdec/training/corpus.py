@@ -74,13 +74,17 @@ def write_tokens(
     path: Path,
     seed: int,
     most: int | None = None,
+    eos_token_ids: Sequence[int] = (),
 ) -> int:
     """Encode the texts below `folder` into `path` (uint32), each after an end-of-text token, up to `most`
     tokens; returns their number.
 
-    Raises ValueError where the tokenizer has no end-of-text token or the folder no text.
+    The end of text is the tokenizer's token of that name, else the first of the model's `eos_token_ids`.
+    Raises ValueError where there is neither, or the folder holds no text.
     """
     end = backend.token_to_id(END_OF_TEXT)
+    if end is None and eos_token_ids:
+        end = eos_token_ids[0]
     if end is None:
         raise ValueError(f"tokenizer: has no {END_OF_TEXT} token")
     partial = path.with_name(path.name + ".partial")
@@ -98,6 +102,16 @@ def write_tokens(
         raise ValueError(f"text: {str(folder)!r} holds no readable text")
     os.replace(partial, path)
     return total
+
+
+def frequent_tokens(path: Path, length: int, vocab_size: int, count: int) -> Tensor:
+    """The `count` most frequent of the first `length` tokens in a token file, int64, ascending.
+
+    Of equally frequent ones those with the lower number are taken.
+    """
+    tokens = np.memmap(path, dtype=np.uint32, mode="r")[:length]
+    counts = np.bincount(tokens.astype(np.int64), minlength=vocab_size)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
 
 
 class TokenWindows:

@@ -191,19 +191,15 @@ class DrafterTraining(Run):
         with saved_state(out) as (file, metadata):
             options = DrafterOptions.from_dict(json.loads(metadata["options"]))
             step = int(metadata["step"])
-            directory, place = Path(metadata["target"]), Path(metadata["cache"])
-            tokens_sha256 = metadata["tokens_sha256"]
+            note = {key: metadata[key] for key in ("target", "cache", "tokens_sha256")}
             history = DrafterHistory(*saved_history(out, step))
             vocabulary = None
             if options.config.draft_vocab_size is not None:
                 vocabulary = file.get_tensor(VOCABULARY).long()
-        target = FrozenTarget(directory)
-        if target.sha256 != options.config.target.sha256:
-            raise ValueError(f"{directory}: has other weights than those that the run in {out} is for")
+        target = FrozenTarget(Path(note["target"]))
+        target.check_weights(options.config.target.sha256, out)
         features = [Feature.parse(name) for name in options.config.features]
-        cache = FeatureCache(place, target, options.seq_len, features)
-        if cache.missing_windows or tokens_sha256 != cache.tokens_sha256:
-            raise ValueError(f"{place}: does not hold the features of the run in {out} any more")
+        cache = FeatureCache.reopen(note, target, options.seq_len, features, out)
         run = cls(out, options, target, cache, vocabulary)
         with saved_state(out) as (file, _):
             run._optimization.restore(file)
@@ -263,9 +259,7 @@ class DrafterTraining(Run):
         metadata = {
             "options": json.dumps(self.options.to_dict()),
             "step": str(self.step),
-            "target": str(self.target.directory.resolve()),
-            "cache": str(self._cache.directory.resolve()),
-            "tokens_sha256": self._cache.tokens_sha256,
+            **self._cache.note(),
         }
         vocabulary = {} if self._vocabulary is None else {VOCABULARY: self._vocabulary.to(torch.int32)}
         # The history first: `resume` drops what is newer than the state, but could not fill a gap.

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from specdec._checks import check_integer
-from specdec.models import load_tokenizer
-from specdec.models.checkpoint import files_sha256, resolve_model
+from specdec.models.checkpoint import resolve_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.drafter_config import DrafterTarget, RecurrentDrafterConfig
 from specdec.training import defaults
-from specdec.training.corpus import TOKENS_NAME, TokenWindows, write_tokens
+from specdec.training.corpus import TOKENS_NAME, TokenWindows, frequent_tokens
 from specdec.training.drafter_loop import DrafterOptions, DrafterTraining
-from specdec.training.features import INDEX_NAME, FeatureCache
+from specdec.training.features import FeatureCache, place_tokens
+from specdec.training.optimization import multiplies_bfloat16
 from specdec.training.running import check_unused
 from specdec.training.target import FrozenTarget
 
@@ -101,13 +96,13 @@ def prepare(
         unroll=r.unroll,
         lr=r.lr,
         seed=r.seed,
-        autocast=_multiplies_bfloat16(),
+        autocast=multiplies_bfloat16(),
     )
     place = r.out / CACHE_NAME if r.cache is None else r.cache
     place.mkdir(parents=True, exist_ok=True)
     r.out.mkdir(parents=True, exist_ok=True)
     path = place / TOKENS_NAME
-    total = _place_tokens(r, path)
+    total = place_tokens(r.target, r.text, path, seq_len=r.seq_len, seed=r.seed, most=r.text_tokens)
     windows = TokenWindows(path, r.seq_len, r.seed)
     if r.tokens is None:
         options = dataclasses.replace(options, tokens=windows.training_tokens)
@@ -128,43 +123,6 @@ def prepare(
         return DrafterTraining(r.out, options, target, cache, vocabulary)
 
     return cache, begin
-
-
-def _place_tokens(request: TrainingRequest, path: Path) -> int:
-    """Has the text's tokens at `path`; returns their number. Raises ValueError where features of others are
-    there: a run may still need them.
-    """
-    new = path.with_name(path.name + ".new")
-    backend = load_tokenizer(request.target).backend
-    try:
-        total = write_tokens(request.text, backend, new, request.seed, most=request.text_tokens)
-        TokenWindows(new, request.seq_len, request.seed)  # what is too short is not kept
-        if not path.exists() or not path.with_name(INDEX_NAME).exists():  # no features of another text
-            os.replace(new, path)
-        elif files_sha256([path]) != files_sha256([new]):
-            raise ValueError(
-                f"cache: {str(path.parent)!r} holds features of another text (made with another --text, "
-                "--text-tokens or --seed); name another directory, or delete this one"
-            )
-    finally:
-        new.unlink(missing_ok=True)
-    return total
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether the processor has products of bfloat16; without them they are slower than float32."""
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
-
-
-def frequent_tokens(path: Path, length: int, vocab_size: int, count: int) -> Tensor:
-    """The `count` most frequent of the first `length` tokens in a token file, int64, ascending.
-
-    Of equally frequent ones those with the lower number are taken.
-    """
-    tokens = np.memmap(path, dtype=np.uint32, mode="r")[:length]
-    counts = np.bincount(tokens.astype(np.int64), minlength=vocab_size)
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
 
 
 def _one_layer(config: GatedDeltaNetConfig) -> GatedDeltaNetConfig:

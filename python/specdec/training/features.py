@@ -6,13 +6,14 @@ The files of a cache, for W windows of T tokens:
     features.json   what the numbers belong to, and how many windows of each feature are there
     hidden-9.bin    bfloat16 bits [W, T, width] of feature hidden:9, one file a feature
 
-Each window is read by the target on its own, from an empty state, with its chunked prefill.
+Each window is read by the target on its own, from an empty state.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -21,11 +22,12 @@ import torch
 from torch import Tensor
 
 from specdec._checks import shown
+from specdec.models import load_tokenizer
 from specdec.models.checkpoint import files_sha256, write_json
 from specdec.models.config import read_json_object
 from specdec.models.features import Feature, FeatureTap
-from specdec.training.corpus import TOKENS_NAME
-from specdec.training.target import FrozenTarget
+from specdec.training.corpus import TOKENS_NAME, TokenWindows, write_tokens
+from specdec.training.target import FrozenModel
 
 INDEX_NAME = "features.json"
 
@@ -58,10 +60,10 @@ class FeatureCache:
     """
 
     def __init__(
-        self, directory: Path, target: FrozenTarget, seq_len: int, features: Sequence[Feature]
+        self, directory: Path, target: FrozenModel, seq_len: int, features: Sequence[Feature]
     ) -> None:
         self.directory = directory
-        self._target = target.model
+        self._target = target
         self._seq_len = seq_len
         wanted = dict.fromkeys((target.last, *features))
         self._sizes = {feature: self._target.feature_size(feature) for feature in wanted}
@@ -77,6 +79,34 @@ class FeatureCache:
         }
         self._done = self._read_index()
         self._maps: dict[Feature, np.memmap[tuple[int, ...], np.dtype[np.uint16]]] = {}
+
+    @classmethod
+    def reopen(
+        cls,
+        note: Mapping[str, str],
+        target: FrozenModel,
+        seq_len: int,
+        features: Sequence[Feature],
+        out: Path,
+    ) -> FeatureCache:
+        """The cache of the run in `out`, from what `note` said when it was saved.
+
+        Raises:
+            ValueError: its text or its features are not there any more.
+        """
+        place = Path(note["cache"])
+        cache = cls(place, target, seq_len, features)
+        if cache.missing_windows or note["tokens_sha256"] != cache.tokens_sha256:
+            raise ValueError(f"{place}: does not hold the features of the run in {out} any more")
+        return cache
+
+    def note(self) -> dict[str, str]:
+        """What a run keeps in order to find target and cache again."""
+        return {
+            "target": str(self._target.directory.resolve()),
+            "cache": str(self.directory.resolve()),
+            "tokens_sha256": self.tokens_sha256,
+        }
 
     def size(self, feature: Feature) -> int:
         """Numbers that a feature has for each token."""
@@ -139,7 +169,6 @@ class FeatureCache:
         tokens = np.memmap(self.directory / TOKENS_NAME, dtype=np.uint32, mode="r")
         sizes = [self._sizes[feature] for feature in features]
         maps = [self._map(feature, writable=True) for feature in features]
-        cache = self._target.new_cache(_BATCH)
 
         def note() -> None:
             for values in maps:
@@ -154,7 +183,7 @@ class FeatureCache:
             stop = min(done + _BATCH, self.windows)
             text = tokens[done * self._seq_len : stop * self._seq_len].reshape(stop - done, -1)
             tap = FeatureTap(features)
-            self._target.prefill(text.tolist(), cache=cache, slots=range(stop - done), tap=tap)
+            self._target.read(torch.from_numpy(text.astype(np.int64)), tap)
             for values, part in zip(maps, torch.split(tap.rows(), sizes, dim=-1), strict=True):
                 values[done:stop] = part.to(torch.bfloat16).cpu().contiguous().view(torch.uint16).numpy()
             on_windows(stop - done)
@@ -211,3 +240,44 @@ class FeatureCache:
     def _write_index(self) -> None:
         done = {str(feature): windows for feature, windows in self._done.items()}
         write_json(self.directory / INDEX_NAME, {**self._belongs, "done": done})
+
+
+def place_tokens(
+    model: str,
+    text: Path,
+    path: Path,
+    *,
+    seq_len: int,
+    seed: int,
+    most: int | None = None,
+    eos_token_ids: Sequence[int] = (),
+) -> int:
+    """Has the text's tokens at `path`, a cache's `tokens.bin`; returns their number.
+
+    Args:
+        model: whose tokenizer is used, as for `load_tokenizer`.
+        text: folder of texts.
+        path: where the tokens go.
+        seq_len: of the windows, two of which there have to be.
+        seed: of the texts' order.
+        most: tokens that are kept, None for all.
+        eos_token_ids: see `write_tokens`.
+
+    Raises:
+        ValueError: the text is too short; or features of another one are there: a run may still need them.
+    """
+    new = path.with_name(path.name + ".new")
+    try:
+        backend = load_tokenizer(model).backend
+        total = write_tokens(text, backend, new, seed, most=most, eos_token_ids=eos_token_ids)
+        TokenWindows(new, seq_len, seed)  # what is too short is not kept
+        if not path.exists() or not path.with_name(INDEX_NAME).exists():  # no features of another text
+            os.replace(new, path)
+        elif files_sha256([path]) != files_sha256([new]):
+            raise ValueError(
+                f"cache: {str(path.parent)!r} holds features of another text (made with another --text, "
+                "--text-tokens or --seed); name another directory, or delete this one"
+            )
+    finally:
+        new.unlink(missing_ok=True)
+    return total

@@ -17,6 +17,12 @@ _FINAL_LR = 0.1  # of the peak, at the end of the cosine
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has products of bfloat16; without them they are slower than float32."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
 class Optimization:
     """The optimiser of a run of `steps` steps; weight decay is for the matrices alone.
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specdec._checks import check_integer
 from specdec._host import MAX_SERIAL_NODES
+from specdec._rows import take_rows
 from specdec.cache import Steps
 from specdec.models.base import SkippableLM, SkippingView
 from specdec.tuning.similarity import Similar, most_similar, whole_layers
@@ -126,7 +127,7 @@ class Reading:
             parents=self._parents(1),
             prefix=self._prefix,
         )
-        x = self._model.embeddings[self._tokens[:, : self._block]]  # [R, block, D]
+        x = take_rows(self._model.embeddings, self._tokens[:, : self._block])  # [R, block, D]
         return [*most_similar(functions, x, most)[1:], *whole_layers(functions, x, most)[1:]]
 
     def _parents(self, depth: int) -> Tensor:

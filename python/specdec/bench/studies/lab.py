@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from specdec.acceptance.params import SamplingParams
@@ -13,6 +14,7 @@ from specdec.bench.prompts import Prompt, groups_of
 from specdec.methods import DrafterSpec, MethodOptions, load_drafter_model
 from specdec.models.base import CausalLM
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+from specdec.models.llama import LlamaForCausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.tokenizer import Tokenizer
 
@@ -53,20 +55,23 @@ class Lab:
         tokenizer: of the target.
         prompts: texts to continue.
         drafters: names of the drafters to compare, as `--drafter` takes them.
+        skip: file of the sub-layers that self-drafting leaves out; None: the set that comes with the target.
         quick: few prompts and repeats: does it run?
     """
 
     def __init__(
         self,
-        model: GatedDeltaNetForCausalLM,
+        model: GatedDeltaNetForCausalLM | LlamaForCausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[Prompt],
-        drafters: Sequence[str],
+        drafters: Sequence[str] = (),
         *,
+        skip: str | None = None,
         quick: bool = False,
     ) -> None:
         self.model = model
         self.drafters = tuple(drafters)
+        self.skip = skip
         self.quick = quick
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
@@ -101,7 +106,7 @@ class Lab:
         repeats: int,
         step: Step,
     ) -> list[dict[str, Any]]:
-        """Times entries and plain decoding in turn, greedily; a row an entry.
+        """Times entries and plain decoding in turn, greedily; a row an entry, of sums over its runs.
 
         `speedup` is the median over the turns of the ratio to plain decoding in the same turn, and its
         geometric mean over the units. It is given also where tokens differ, which `different_tokens` counts
@@ -120,7 +125,8 @@ class Lab:
         baseline = measured[0]
         known = [runs[0].tokens for runs in baseline.runs]
         return [
-            {"name": entry.name, "batch": batch, "strategy": entry.strategy} | _summary(m, baseline, known)
+            {"name": entry.name, "batch": batch, "strategy": entry.strategy}
+            | _summary(m, baseline, known, units)
             for entry, m in zip(entries, measured[1:], strict=True)
         ]
 
@@ -138,14 +144,21 @@ class Lab:
             adaptive=entry.adaptive,
         )
         return MethodContender(
-            "specla",
+            "self-speculative" if entry.drafter.kind == "skip" else "specla",
             entry.drafter,
-            self.model if entry.strategy == "exact" else self.model.with_strategy(entry.strategy),
+            self._with_strategy(entry.strategy),
             options,
             sampling=sampling,
             dtype=self.model.dtype,
             drafter_model=self._drafter_model(entry.drafter),
         )
+
+    def _with_strategy(self, strategy: str) -> CausalLM:
+        if strategy == "exact":
+            return self.model
+        if not isinstance(self.model, GatedDeltaNetForCausalLM):
+            raise ValueError(f"strategy: got {strategy!r}, want a Gated DeltaNet for another one than exact")
+        return self.model.with_strategy(strategy)
 
     def _drafter_model(self, drafter: DrafterSpec) -> CausalLM | RecurrentDrafterModel | None:
         """Loaded once; None for drafters without a model."""
@@ -156,25 +169,47 @@ class Lab:
         return self._drafter_models[drafter]
 
 
-def _summary(m: Measured, baseline: Measured, known: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
+def _summary(
+    m: Measured, baseline: Measured, known: Sequence[Sequence[Sequence[int]]], units: Sequence[Unit]
+) -> dict[str, Any]:
     runs = [run for unit in m.runs for run in unit]
+    plain = [run for unit in baseline.runs for run in unit]
+    told = [run.statistics for run in runs if run.statistics is not None]
     rounds, drafted = sum(r.rounds for r in runs), sum(r.drafted for r in runs)
-    verify = [r.verify_seconds for r in runs if r.verify_seconds is not None]
     wrong = [
         sum(x != y for x, y in zip(a, b, strict=True))
         for texts, unit in zip(known, m.runs, strict=True)
         for run in unit
         for a, b in zip(texts, run.tokens, strict=True)
     ]
+    kinds: dict[str, list[int]] = {}
+    for number, of in enumerate(units):
+        kinds.setdefault(of.kind, []).append(number)
     return {
         "speedup": speedup_of(m, baseline, range(len(m.runs))),
+        "speedup_by_kind": {kind: speedup_of(m, baseline, chosen) for kind, chosen in kinds.items()},
+        "tokens_per_second": sum(r.emitted for r in runs) / sum(r.seconds for r in runs),
         "tokens_per_round": sum(r.emitted for r in runs) / rounds,
+        "rounds": rounds,
+        "drafting_rounds": sum(s.drafting_rounds for s in told),
+        "complete_rounds": sum(s.complete_rounds for s in told),
+        "levels": sum(s.levels for s in told),
         "drafted": drafted,
+        "accepted": sum(r.accepted for r in runs),
         "acceptance_rate": sum(r.accepted for r in runs) / drafted if drafted else 0.0,
-        "verify_seconds_per_round": sum(verify) / rounds,
+        "drafted_at": _sums(s.drafted_at for s in told),
+        "accepted_at": _sums(s.accepted_at for s in told),
+        "draft_seconds": sum(s.seconds.draft for s in told),
+        "verify_seconds_per_round": sum(s.seconds.verify for s in told) / rounds,
         "seconds_per_round": sum(r.seconds for r in runs) / rounds,
+        "plain_seconds_per_round": sum(r.seconds for r in plain) / sum(r.rounds for r in plain),
         "different_tokens": sum(wrong),
         "different_texts": sum(count > 0 for count in wrong),
         "compared_texts": len(wrong),
         "compared_tokens": sum(len(text) for unit in m.runs for run in unit for text in run.tokens),
     }
+
+
+def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Column by column, of rows of several lengths."""
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
