@@ -272,7 +272,7 @@ def test_sets_that_change_by_their_name(model: CausalLM, tmp_path: Path) -> None
     assert spec.label == "skip:none int8 exit fixed"
     with pytest.raises(ValueError, match="skip: got 'none', which drafts as dearly as it decodes"):
         DrafterSpec.skipping("none", exit="fixed")
-    with pytest.raises(ValueError, match="skip: got 'online:', want a file, online or online:FILE"):
+    with pytest.raises(ValueError, match="skip: got 'online:', want a file, online, online:FILE or none"):
         DrafterSpec.skipping("online:", exit="fixed")
 
 
