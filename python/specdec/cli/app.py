@@ -94,12 +94,29 @@ _EXITS = (
     "adaptive takes the paper's settings, of which adaptive:gamma0=0.6,alpha=0.85,eps=0.01,beta1=0.5,"
     "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
 )
+DraftInt8 = Annotated[
+    bool,
+    typer.Option(
+        "--draft-int8",
+        help="For self-speculative: draft with int8 copies of the weights, a quarter of the bytes of "
+        "float32. With it --skip none leaves nothing out.",
+    ),
+]
 FixedDraft = Annotated[
     bool,
     typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),
 ]
 Temperature = Annotated[float, typer.Option(help="0 is greedy decoding; else 1e-30 to 1e30.")]
 Seed = Annotated[int | None, typer.Option(help="Of the draws, 0 to 2^64 - 1; without one a seed is drawn.")]
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Names of the parameters that the command line gives."""
+    return [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
 
 
 @app.callback(invoke_without_command=True)
@@ -191,6 +208,7 @@ def generate(
             help=f"When drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.", show_default=False
         ),
     ] = None,
+    draft_int8: DraftInt8 = False,
     compare: Annotated[
         bool,
         typer.Option(
@@ -234,6 +252,7 @@ def generate(
         fixed_draft=fixed_draft,
         skip=skip,
         draft_exit=draft_exit,
+        draft_int8=draft_int8,
         compare=compare,
         json=json,
         stream=stream,
@@ -289,6 +308,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    draft_int8: DraftInt8 = False,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -314,11 +334,7 @@ def bench(
     ] = Path("docs/results"),
 ) -> None:
     """Compare methods on the same prompts, interleaved in one process; exit 1 where greedy tokens differ."""
-    given = [
-        name
-        for name in context.params
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
+    given = _given(context)
     if study is not None:
         from specdec.cli import study as study_command
 
@@ -360,6 +376,7 @@ def bench(
         fixed_draft=fixed_draft,
         skip=skip,
         draft_exit=draft_exit,
+        draft_int8=draft_int8,
         commit=commit.value,
         json=json,
         plot=plot,
@@ -367,19 +384,91 @@ def bench(
     raise typer.Exit(command.run(options))
 
 
-@app.command(epilog="Example: specdec tune --kernels")
+@app.command(
+    epilog="Example: specdec tune --model gdn-code --text ~/src --out skip.json\n\n"
+    "Example: specdec tune --kernels"
+)
 def tune(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Search the sub-layers that this model's drafts leave out, for --method self-speculative; a "
+            "name, directory or file as elsewhere.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --model: a folder of UTF-8 text files like those to be written, searched recursively.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --model: the file of the set, JSON. The search is kept beside it, ending in .study.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: DtypeOption = Dtype.float32,
+    trials: Annotated[int, typer.Option(help="With --model: most sets that are tried.")] = 2000,
+    resume: Annotated[bool, typer.Option("--resume", help="With --model: go on with a search.")] = False,
+    warm_start_only: Annotated[
+        bool,
+        typer.Option(
+            "--warm-start-only",
+            help="With --model: take the best of what the similarity of hidden states proposes, and do not "
+            "search.",
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="With --model: write all trials and figures here.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --model: draw the sets and the search here (PNG, SVG or PDF).", show_default=False
+        ),
+    ] = None,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Measure which verification strategy is fastest at which shape.")
     ] = False,
-    seconds: Annotated[float, typer.Option(help="Time to measure for, about.")] = 120.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Time to measure or to search for, about.", show_default="840 with --model, else 120"
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine and keep the results for later runs."""
-    if not kernels:
-        raise ValueError("nothing to tune: give --kernels")
-    from specdec.cli import tune as command
+    if kernels == (model is not None):
+        raise ValueError("give --kernels or --model, one of them")
+    if model is None:
+        for name in _given(context):
+            if name not in ("kernels", "seconds"):
+                raise ValueError(f"--{name.replace('_', '-')}: only with --model")
+        from specdec.cli import tune as kernels_command
 
-    command.run(seconds)
+        kernels_command.run(120.0 if seconds is None else seconds)
+        return
+    from specdec.cli import tune_skips as command
+
+    options = command.Options(
+        model=model,
+        text=text,
+        out=out,
+        dtype=dtype.value,
+        seconds=840.0 if seconds is None else seconds,
+        trials=trials,
+        resume=resume,
+        warm_start_only=warm_start_only,
+        json=json,
+        plot=plot,
+    )
+    raise typer.Exit(command.run(options))
 
 
 @app.command(

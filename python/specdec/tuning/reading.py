@@ -63,6 +63,7 @@ class Reading:
 
     Attributes:
         places: W of each text, the first `W` tokens of its continuation.
+        texts: T, their number.
 
     Raises:
         ValueError: `depth` is not 1 to 31, or the continuations are not equally long or too short for it.
@@ -81,7 +82,7 @@ class Reading:
         self.places = places_of(lengths.pop(), depth)
         self.depth = depth
         self._model = model
-        self._texts = len(texts)
+        self.texts = len(texts)
         # A row is a block of places: the tokens at all of them but the last are a prefix of the whole model.
         block = self._block = _block(depth)
         starts = [(p, c, at) for p, c in texts for at in range(0, self.places, block)]
@@ -112,7 +113,7 @@ class Reading:
         best, token = logits.max(-1)  # [R, block * depth]
         confidence = (best - logits.logsumexp(-1)).exp()
         right = token.view_as(wanted) == wanted
-        shape = (self._texts, self.places, depth)
+        shape = (self.texts, self.places, depth)
         return Outcomes(right.reshape(shape), confidence.reshape(shape))
 
     def similar(self, most: int) -> list[Similar]:
