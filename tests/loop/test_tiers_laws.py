@@ -25,8 +25,8 @@ from specdec.models import load_model
 from specdec.models.layered import Layered
 
 VOCAB = 4
-SEEDS = 5_000
-SLOTS = 500
+SEEDS = 2_500
+SLOTS = 250
 TWO, THREE, SHORT = Plan(1, 3), Plan(1, 2, 2, 2), Plan(1, 1, 2, 3)
 CASES = [
     # family, plan, branching, replacement, rule, parameters

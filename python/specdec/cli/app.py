@@ -99,7 +99,15 @@ DraftInt8 = Annotated[
     typer.Option(
         "--draft-int8",
         help="For self-speculative: draft with int8 copies of the weights, a quarter of the bytes of "
-        "float32. With it --skip none leaves nothing out.",
+        "float32. With it --skip none leaves nothing out. For hispec: of the head that exits are read through.",
+    ),
+]
+Tiers = Annotated[
+    str | None,
+    typer.Option(
+        help="For hispec: auto, or LAYERSxTOKENS of the draft exit and of a middle exit where there is one: "
+        "2x3, 2x2/5x4; bench takes several, separated by commas. Default: auto, chosen for every round.",
+        show_default=False,
     ),
 ]
 FixedDraft = Annotated[
@@ -209,6 +217,7 @@ def generate(
         ),
     ] = None,
     draft_int8: DraftInt8 = False,
+    tiers: Tiers = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -253,6 +262,7 @@ def generate(
         skip=skip,
         draft_exit=draft_exit,
         draft_int8=draft_int8,
+        tiers=tiers,
         compare=compare,
         json=json,
         stream=stream,
@@ -309,6 +319,7 @@ def bench(
         ),
     ] = None,
     draft_int8: DraftInt8 = False,
+    tiers: Tiers = None,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -377,6 +388,7 @@ def bench(
         skip=skip,
         draft_exit=draft_exit,
         draft_int8=draft_int8,
+        tiers=tiers,
         commit=commit.value,
         json=json,
         plot=plot,

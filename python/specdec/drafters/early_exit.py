@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -77,6 +79,27 @@ class Begun:
     nodes: list[list[int]] = field(default_factory=list)
 
 
+@dataclass
+class _Running:
+    """A round from its beginning on.
+
+    Attributes:
+        plan: its plan; None: plain decoding.
+        rows: sequences in it.
+        start: when it began.
+        chosen: whether the planner chose the plan.
+        depths: by slot, levels of the drafts, until it is known what became of them.
+        tokens: that were emitted so far.
+    """
+
+    plan: Plan | None
+    rows: int
+    start: float
+    chosen: bool
+    depths: dict[int, int]
+    tokens: int = 0
+
+
 class EarlyExitDrafter:
     """Drafts chains and trees with the target's first layers.
 
@@ -127,10 +150,11 @@ class EarlyExitDrafter:
         self.work = Work()
         self._cache = cache
         self._adapters = ExitAdapters() if adapters is None else adapters
-        self._head = ops.pack_weight(model.head.unpack(), torch.int8) if int8 else model.head
+        self._head = _int8_head(model) if int8 else model.head
         self._ends = model.eos_token_ids
         self._roots: dict[int, int] = {}  # by slot: the last emitted token
         self._begun: Begun | None = None
+        self._running: _Running | None = None
         self._slots = torch.zeros(0, dtype=torch.int32)
 
     def _check_plan(self, plan: Plan) -> None:
@@ -161,30 +185,51 @@ class EarlyExitDrafter:
         check_integer("slot", slot, 0, self._cache.slots - 1)
 
     def end(self, slot: int) -> None:
-        """Forgets the sequence."""
+        """Forgets the sequence, and a round that was cut short."""
         self._roots.pop(slot, None)
+        self._running = None
 
     def observe(
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
     ) -> None:
-        """All tokens but the last are in the target's memory, or will be with its next pass."""
+        """Notes the last token: all others are in the target's memory, or will be with its next pass."""
         self._roots[slot] = tokens[-1]
+        run = self._running
+        if run is None:
+            return  # after the prefill
+        plan, depth = run.plan, run.depths.pop(slot)
+        if plan is not None and depth:
+            last = plan.middle or plan.exit
+            self.planner.accepted(last, self.model.num_layers, len(path), min(len(path) + 1, depth))
+        run.tokens += len(tokens)
+        if not run.depths:
+            self._running = None
+            if run.chosen:
+                self.planner.observe(run.rows, plan, run.tokens, perf_counter() - run.start)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Drafts for all sequences at once. Where one of them drafts, the last emitted token of every one is
         run, as the target's next pass wants it.
         """
+        start = perf_counter()
         self._begun = None
         rows = [Row(r, self.draws and not r.sampling.greedy, self._roots[r.slot]) for r in requests]
         drawn = any(row.drawn for row in rows)
         plan = self.planner.plans[0] if drawn else self.planner.choose(len(rows))
-        if plan is None or not any(min(r.max_nodes, r.max_depth) > 0 for r in requests):
+        allowed = any(min(r.max_nodes, r.max_depth) > 0 for r in requests)
+        self._running = run = _Running(
+            plan if allowed else None, len(rows), start, allowed and not drawn, {r.slot: 0 for r in requests}
+        )
+        if plan is None or not allowed:
             return [Proposal.empty()] * len(requests)
         slots = self._slot_tensor([r.slot for r in requests])
         pending = self._cache.take_pending(slots)
         stages = [Stage(self.model, self._cache, span, slots, pending, self.work) for span in plan.spans]
         self._begun = Begun(slots, pending, stages)
-        return self._draft(rows, plan)
+        proposals = self._draft(rows, plan)
+        for request, proposal in zip(requests, proposals, strict=True):
+            run.depths[request.slot] = 1 + max(proposal.tree.depths, default=-1)
+        return proposals
 
     @torch.inference_mode()
     def verify(self, batch: ProposalBatch, slots: Tensor) -> tuple[Tensor, Round]:
@@ -332,6 +377,16 @@ class EarlyExitDrafter:
     def _read(self, exit: int, hidden: Tensor) -> Tensor:
         """Logits float32 [..., V] of hidden states [..., D] behind the first `exit` layers."""
         return self.model.readout(self._adapters.apply(exit, hidden), self._head)
+
+
+_INT8_HEADS: WeakKeyDictionary[LayeredLM, ops.PackedWeight] = WeakKeyDictionary()
+
+
+def _int8_head(model: LayeredLM) -> ops.PackedWeight:
+    """The model's head in int8; all drafters of a model share it."""
+    if model not in _INT8_HEADS:
+        _INT8_HEADS[model] = ops.pack_weight(model.head.unpack(), torch.int8)
+    return _INT8_HEADS[model]
 
 
 def _flat(hidden: Tensor, nodes: Sequence[Sequence[int]]) -> Tensor:

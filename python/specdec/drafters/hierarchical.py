@@ -292,6 +292,11 @@ class HierarchicalDrafter(EarlyExitDrafter):
             else:
                 t.open = False
             row.kept += len(found.path)
+            depth = 1 + max(proposal.tree.depths, default=-1)
+            if depth:
+                self.planner.accepted(
+                    plan.exit, plan.middle, len(found.path) - 1, min(len(found.path), depth)
+                )
             if len(row.before) + len(tokens) > t.limit:  # a row that may have no drafts at all
                 del tokens[t.limit - len(row.before) :]
             for node in found.path[: len(tokens)] if row.drawn else ():

@@ -25,8 +25,8 @@ class Plan:
         ValueError: the exits do not ascend, or a number is out of its range.
 
     Example:
-        >>> str(Plan(2, 3)), str(Plan(2, 2, 5, 4))
-        ('2x3', '2x2 5x4')
+        >>> str(Plan(2, 3)), Plan.parse("2x2/5x4")
+        ('2x3', Plan(exit=2, length=2, middle=5, tentative=4))
     """
 
     exit: int
@@ -45,8 +45,29 @@ class Plan:
         check_integer("tentative", self.tentative, 1, MAX_SERIAL_NODES - 2 - self.length)
 
     def __str__(self) -> str:
-        checked = f" {self.middle}x{self.tentative}" if self.middle else ""
+        checked = f"/{self.middle}x{self.tentative}" if self.middle else ""
         return f"{self.exit}x{self.length}{checked}"
+
+    @classmethod
+    def parse(cls, text: str) -> Plan:
+        """Reads what `str` writes.
+
+        Raises:
+            ValueError: it is no such text, or no such plan.
+        """
+        parts = [part.split("x") for part in text.split("/")]
+        if len(parts) > 2 or not all(
+            len(part) == 2 and all(number.isdecimal() and len(number) < 6 for number in part)
+            for part in parts
+        ):
+            raise ValueError(
+                f"tiers: got {text!r}, want LAYERSxTOKENS of the draft exit, such as 2x3, and of a middle exit "
+                "where there is one, such as 2x2/5x4"
+            )
+        try:
+            return cls(*(int(number) for part in parts for number in part))
+        except ValueError as error:
+            raise ValueError(f"tiers: {text}: {error}") from None
 
     @property
     def spans(self) -> tuple[range, ...]:
@@ -80,6 +101,12 @@ class Planner(Protocol):
     def choose(self, rows: int) -> Plan | None:
         """The plan of a round of `rows` sequences; None for plain decoding."""
 
+    def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
+        """Books that `kept` of `said` tokens of the exit after `lower` layers were those after `upper`."""
+
+    def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
+        """Books a round whose plan was chosen: the tokens that all sequences emitted, and its seconds."""
+
 
 class FixedPlan:
     """The same plan for every round."""
@@ -90,3 +117,9 @@ class FixedPlan:
     def choose(self, rows: int) -> Plan | None:
         """The plan."""
         return self.plans[0]
+
+    def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
+        """Nothing is learned."""
+
+    def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
+        """Nothing is learned."""

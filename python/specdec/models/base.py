@@ -99,6 +99,10 @@ class LayeredLM(CausalLM, Protocol):
         """Blocks, each of a token mixer and an MLP."""
 
     @property
+    def early_exit_layers(self) -> tuple[int, ...]:
+        """Numbers of layers, ascending, after which norm and head were trained to predict too."""
+
+    @property
     def embeddings(self) -> Tensor:
         """[V, D] the rows that tokens enter as."""
 

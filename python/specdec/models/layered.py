@@ -106,6 +106,11 @@ class Layered(ABC):
         return len(self._layers)
 
     @property
+    def early_exit_layers(self) -> tuple[int, ...]:
+        """Numbers of layers, ascending, after which norm and head were trained to predict too."""
+        return ()
+
+    @property
     def embeddings(self) -> Tensor:
         """[V, D] the rows that tokens enter as, in the dtype of the activations."""
         return self._embeddings
