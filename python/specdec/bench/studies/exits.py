@@ -117,7 +117,7 @@ def measure(lab: Lab, step: Step) -> Result:
         [entry for group in groups for entry in group.entries],
         lab.units(1, _each(lab)),
         batch=1,
-        count=24 if lab.quick else 96,
+        count=24 if lab.quick else 64,
         repeats=_repeats(lab),
         step=after("exits", step),
     )
