@@ -76,7 +76,7 @@ def measure(lab: Lab, step: Step) -> Result:
 def _views(lab: Lab) -> dict[str, Any]:
     """What drafts are made with, by name."""
     model = lab.model
-    skips, vocabulary = skipped_by(DrafterSpec.skipping(lab.skip, exit="fixed"), model)
+    skips, vocabulary, _ = skipped_by(DrafterSpec.skipping(lab.skip, exit="fixed"), model)
     return {
         "set": model.skipping(skips, vocabulary),
         "set, int8": model.skipping(skips, vocabulary, int8=True),
