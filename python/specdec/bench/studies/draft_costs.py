@@ -22,7 +22,7 @@ from specdec.bench.timing import interleaved
 from specdec.budget import expected_tokens
 from specdec.cache import Steps
 from specdec.methods import DrafterSpec
-from specdec.methods.building import skipped_by
+from specdec.methods.building import Skipped, skipped_by
 from specdec.models.base import CausalLM
 from specdec.models.skipping import SkipSet
 from specdec.tuning.reading import Reading
@@ -66,6 +66,7 @@ def measure(lab: Lab, step: Step) -> Result:
     operators = {name: _operators(functions[name]) for name in ("plain", next(iter(views)))}
     step("operators")
     return {
+        "set": str(_skipped(lab).skips),
         "passes": rows,
         "verify": {str(n): us[f"verify {n}"] / us["plain"] for n in DRAFTS},
         "bandwidth": bandwidth,
@@ -73,10 +74,13 @@ def measure(lab: Lab, step: Step) -> Result:
     }
 
 
+def _skipped(lab: Lab) -> Skipped:
+    return skipped_by(DrafterSpec.skipping(lab.skip, exit="fixed"), lab.model)
+
+
 def _views(lab: Lab) -> dict[str, Any]:
     """What drafts are made with, by name."""
-    model = lab.model
-    skips, vocabulary, _ = skipped_by(DrafterSpec.skipping(lab.skip, exit="fixed"), model)
+    model, (skips, vocabulary, _) = lab.model, _skipped(lab)
     return {
         "set": model.skipping(skips, vocabulary),
         "set, int8": model.skipping(skips, vocabulary, int8=True),
@@ -190,8 +194,9 @@ def sections(result: Result) -> list[Section]:
         Section(
             "Passes",
             [
+                f"The set leaves out: {result['set']}.",
                 "Of one token, with the bytes of the weights that it reads. This machine reads memory in a "
-                f"row at {result['bandwidth'] / 1e9:.1f} GB/s; what fits a cache comes faster."
+                f"row at {result['bandwidth'] / 1e9:.1f} GB/s; what fits a cache comes faster.",
             ],
             ["", "ms", "in plain passes (c)", "MB", "of plain's", "GB/s"],
             [
