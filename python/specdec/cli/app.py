@@ -95,11 +95,13 @@ _EXITS = (
     "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
 )
 DraftInt8 = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--draft-int8",
-        help="For self-speculative: draft with int8 copies of the weights, a quarter of the bytes of "
-        "float32. With it --skip none leaves nothing out. For hispec: of the head that exits are read through.",
+        "--draft-int8/--no-draft-int8",
+        help="For self-speculative: draft with int8 copies of the weights, or with the weights themselves. "
+        "Default: as the file of --skip says, and with --skip none, which leaves nothing out. For hispec: "
+        "with one of the head.",
+        show_default=False,
     ),
 ]
 Tiers = Annotated[
@@ -216,7 +218,7 @@ def generate(
             help=f"When drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.", show_default=False
         ),
     ] = None,
-    draft_int8: DraftInt8 = False,
+    draft_int8: DraftInt8 = None,
     tiers: Tiers = None,
     compare: Annotated[
         bool,
@@ -318,7 +320,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    draft_int8: DraftInt8 = False,
+    draft_int8: DraftInt8 = None,
     tiers: Tiers = None,
     commit: CommitOption = Commit.deferred,
     json: Annotated[

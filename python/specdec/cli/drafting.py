@@ -34,7 +34,7 @@ def check_useful(
     fixed_draft: bool,
     skip: Path | None,
     draft_exit: str | None,
-    draft_int8: bool,
+    draft_int8: bool | None,
     tiers: str | None,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
@@ -48,7 +48,7 @@ def check_useful(
         fixed_draft: `--fixed-draft`.
         skip: `--skip`, None where it was not given.
         draft_exit: `--draft-exit`, likewise.
-        draft_int8: `--draft-int8`.
+        draft_int8: `--draft-int8` or `--no-draft-int8`, likewise.
         tiers: `--tiers`, None where it was not given.
 
     Raises:
@@ -59,10 +59,10 @@ def check_useful(
         ("--skip", skip, [skipping]),
         ("--draft-exit", draft_exit, [skipping]),
         ("--tiers", tiers, [tiered]),
-        ("--draft-int8", draft_int8 or None, [skipping, tiered]),
+        ("--draft-int8", draft_int8, [skipping, tiered]),
     ):
         if given is not None and not {kind for kind, _ in takers} & {spec.kind for spec in drafters}:
-            told = "" if given is True else f"got {given}, but "
+            told = "" if isinstance(given, bool) else f"got {given}, but "
             methods = " and ".join(method for _, method in takers)
             takes = "takes" if len(takers) == 1 else "take"
             of = "method" if len(takers) == 1 else "methods"
@@ -83,7 +83,7 @@ def check_useful(
 
 
 def skip_spec(
-    skip: Path | None, draft_exit: str | None, draft_tree: str | None, *, int8: bool = False
+    skip: Path | None, draft_exit: str | None, draft_tree: str | None, *, int8: bool | None = None
 ) -> DrafterSpec:
     """The drafter of the method self-speculative, from `--skip`, `--draft-exit` and `--draft-tree`, each None
     where it was not given, and `--draft-int8`.
@@ -96,14 +96,14 @@ def skip_spec(
     return DrafterSpec.skipping(file, exit=exit, tree=draft_tree, int8=int8)
 
 
-def tiers_spec(tiers: str | None, draft_tree: str | None, *, int8: bool = False) -> DrafterSpec:
-    """The drafter of the method hispec, from `--tiers` and `--draft-tree`, each None where it was not given,
-    and `--draft-int8`.
+def tiers_spec(tiers: str | None, draft_tree: str | None, *, int8: bool | None = None) -> DrafterSpec:
+    """The drafter of the method hispec, from `--tiers`, `--draft-tree` and `--draft-int8`, each None where it
+    was not given.
 
     Raises:
         ValueError: naming the argument.
     """
-    return DrafterSpec.tiered(ADAPTIVE_TIERS if tiers is None else tiers, int8=int8, tree=draft_tree)
+    return DrafterSpec.tiered(ADAPTIVE_TIERS if tiers is None else tiers, int8=bool(int8), tree=draft_tree)
 
 
 def note_other_machine(spec: DrafterSpec, model: CausalLM, dtype: str) -> None:

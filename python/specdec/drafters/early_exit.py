@@ -36,7 +36,7 @@ from specdec.drafters.stage import Stage, StageNodes, Work, complete
 from specdec.drafters.tree import GrowingTree
 from specdec.models.base import CausalLM, LayeredLM
 from specdec.models.exit_adapter import ExitAdapters
-from specdec.models.features import Feature
+from specdec.models.features import Feature, NodeFeatures
 
 
 @dataclass
@@ -190,7 +190,7 @@ class EarlyExitDrafter:
         self._running = None
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Notes the last token: all others are in the target's memory, or will be with its next pass."""
         self._roots[slot] = tokens[-1]

@@ -61,8 +61,8 @@ class Plan:
             for part in parts
         ):
             raise ValueError(
-                f"tiers: got {text!r}, want LAYERSxTOKENS of the draft exit, such as 2x3, and of a middle exit "
-                "where there is one, such as 2x2/5x4"
+                f"tiers: got {text!r}, want LAYERSxTOKENS of the draft exit, such as 2x3, and of a middle "
+                "exit where there is one, such as 2x2/5x4"
             )
         try:
             return cls(*(int(number) for part in parts for number in part))

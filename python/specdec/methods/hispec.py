@@ -1,8 +1,8 @@
 """HiSpec: the target's own early exits draft and check, in two or three tiers (arXiv 2510.01336).
 
-No second model: layers up to one exit draft, layers up to a later one check the drafts, and the target decides
-about what came through. What a tier computed is what the next one goes on from. Which tiers, and how many
-tokens, is chosen for every round; where drafting does not pay, a round is plain decoding.
+No second model: layers up to one exit draft, layers up to a later one check the drafts, and the target
+decides about what came through. What a tier computed is what the next one goes on from. Which tiers, and how
+many tokens, is chosen for every round; where drafting does not pay, a round is plain decoding.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def hispec(
         slots: sequences that are decoded at the same time.
         commit: "deferred" folds an accepted path in with each layer's next pass; "eager" at once.
         max_draft: most draft tokens the target gets in one round.
-        adaptive: draft only where it pays; False drafts in every round, by the first plan where none is given.
+        adaptive: draft only where it pays; False drafts in every round, where no plan is given by the first.
         acceptance: the rule that decides sampled rounds, see `specdec.acceptance.RULES`.
         branching: of what the draft exit drafts, see `EarlyExitDrafter`.
         adapters: of the exits.
