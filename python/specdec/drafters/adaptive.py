@@ -27,11 +27,13 @@ from specdec.models.base import LayeredLM
 LENGTHS = (1, 2, 3, 4, 6)  # of two tiers
 INNER = (1, 2, 3)  # N_d of three
 TENTATIVE = (2, 4, 6)  # N_i
-MEMORY = 0.98  # of a plan's rounds, a round of that plan
-BELIEF = 6.0  # rounds of a plan that the arithmetic counts for
-ACCEPTANCE = 0.99, 6.0  # of drafts between two exits: memory, and what the prior counts for
+MEMORY = 0.99  # of a plan's rounds, a round of that plan
+BELIEF = 20.0  # rounds of a plan that the arithmetic counts for
+ACCEPTANCE = 0.995, 6.0  # of drafts between two exits: memory, and what the prior counts for
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
-EXPLORE_EVERY = 32  # rounds; doubled while the best one stays the best
+EXPLORE_EVERY = 32  # rounds; doubled until another one is clearly better than the best so far
+CLEARLY = 0.02  # above the best one so far: then it is worth trying more
+HELD = 4  # rounds of a plan before all are compared again, which takes a part of a round
 MARGIN = 0.02  # that drafting must promise more than plain decoding
 
 
@@ -57,12 +59,15 @@ class _Learned:
     Attributes:
         arms: by plan; None is plain decoding.
         unit: seconds of a round of plain decoding, by all plans.
+        best: the plan of late.
+        left: rounds for which it stays so.
     """
 
     arms: dict[Plan | None, _Arm] = field(default_factory=dict)
     unit: _Arm = field(default_factory=_Arm)  # its tokens are units
     exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
     best: Plan | None = None
+    left: int = 0
 
 
 class _Experience:
@@ -120,19 +125,29 @@ class AdaptivePlanner:
     def choose(self, rows: int) -> Plan | None:
         """The plan of a round of `rows` sequences; None for plain decoding."""
         learned = self._experience.learned.setdefault(rows, _Learned())
-        values = {plan: self._value(learned, plan, rows) for plan in (None, *self.plans)}
-        values[None] *= 1.0 + MARGIN
-        best = max(values, key=values.__getitem__)
-        changed, learned.best = best != learned.best, best
+        changed = False
+        if learned.left <= 0:
+            values = self._values(learned, rows)
+            best = max(values, key=values.__getitem__)
+            changed = values[best] > (1.0 + CLEARLY) * values.get(learned.best, 0.0)
+            learned.best, learned.left = best, HELD
+        learned.left -= 1
         if not learned.exploration.due(changed):
-            return best
+            return learned.best
+        learned.left = 0  # what is tried may be the best one
         # The one that may be better than thought: what was tried little may be better by more.
         hopes = {
             plan: value * (1.0 + OPTIMISM / (1.0 + self._arm(learned, plan).rounds) ** 0.5)
-            for plan, value in values.items()
-            if plan != best
+            for plan, value in self._values(learned, rows).items()
+            if plan != learned.best
         }
         return max(hopes, key=hopes.__getitem__)
+
+    def _values(self, learned: _Learned, rows: int) -> dict[Plan | None, float]:
+        """What every plan is expected to bring, plain decoding with the margin."""
+        values = {plan: self._value(learned, plan, rows) for plan in (None, *self.plans)}
+        values[None] *= 1.0 + MARGIN
+        return values
 
     def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
         """Books a round of `rows` sequences: the tokens that all of them emitted, and its seconds."""
