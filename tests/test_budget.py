@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from specdec.budget import DraftBudget, Rate, SequenceBudget
+from specdec.budget import DraftBudget, Rates, SequenceBudget
 from specdec.costs import RoundCost, prior_cost
 from specdec.drafters import combined
 from specdec.drafters.worth import EXPLORE_EVERY, Exploration, SecondsOfLate, Worth
@@ -98,7 +98,8 @@ def budget_with(cost: RoundCost, rows: int, rate: float) -> DraftBudget:
     budget = DraftBudget(16, costs=cost)
     for _ in range(200):
         budget.observe_round(rows, 5, cost(rows, 5), 1.0, round(rate))
-        budget._rates[rows].tokens = rate * budget._rates[rows].seconds
+        known = budget._rates.by_size[rows]
+        known.tokens = rate * known.seconds
     return budget
 
 
@@ -331,7 +332,7 @@ def test_loops_in_threads_share_costs_and_rates() -> None:
         sys.setswitchinterval(1e-6)
         for _ in range(10):
             costs = RoundCost()
-            rates: dict[int, Rate] = {}
+            rates = Rates()
             with ThreadPoolExecutor(4) as pool:
                 budgets = [DraftBudget(8).for_loop(costs, rates) for _ in range(4)]
                 list(pool.map(work, range(4), budgets))

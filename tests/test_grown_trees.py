@@ -17,6 +17,7 @@ from specdec.drafters import DraftRequest, Proposal
 from specdec.drafters.base import FREE, Prices
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.drafters.shape import TreeShape
+from specdec.models.features import NodeFeatures
 
 SHAPES = [TreeShape(), TreeShape((2, 2, 1)), TreeShape((4, 1)), TreeShape.pruned(), TreeShape.pruned(3, 1.0)]
 
@@ -74,7 +75,7 @@ def proposals(
     for slot in range(rows):
         prompt = text(5 + slot)
         drafter.begin(slot, prompt, torch.randn(len(prompt), size, generator=generator))
-        drafter.observe(slot, (), text(1), torch.randn(1, size, generator=generator))
+        drafter.observe(slot, (), text(1), NodeFeatures.of(torch.randn(1, size, generator=generator)))
     found = []
     for _ in range(3):
         requests = [
@@ -93,7 +94,7 @@ def proposals(
             kept = rng.randrange(len(proposal.tree) + 1)
             tokens = [*proposal.tree.tokens[:kept], *text(1)] if proposal.tree.is_chain else text(2)
             path = tuple(range(len(tokens) - 1)) if proposal.tree.is_chain else ()
-            features = torch.randn(len(tokens), size, generator=generator)
+            features = NodeFeatures.of(torch.randn(len(tokens), size, generator=generator))
             drafter.observe(request.slot, path, tokens, features)
     return found
 

@@ -15,6 +15,7 @@ from specdec.acceptance import SamplingParams
 from specdec.drafters.draft_exit import AdaptiveExit, StaticThreshold
 from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.ngram import NGramDrafter
+from specdec.drafters.online_skips import OnlineSkipDrafter
 from specdec.drafters.recurrent import RecurrentDrafter
 from specdec.generation import Request
 from specdec.methods import (
@@ -249,6 +250,23 @@ def test_self_speculative_by_its_parts(model: CausalLM, greedy: list[list[int]],
         assert not METHODS[method].skips
     with pytest.raises(ValueError, match="drafter: got ngram, want the target itself"):
         get_method("self-speculative").build(model, NGramDrafter(), options)
+
+
+def test_sets_that_change_by_their_name(model: CausalLM, tmp_path: Path) -> None:
+    path = tmp_path / "skip.json"
+    SkipFile(SkipSet.of([1], [0]), "random", "0" * 64, 2, "any", "float32").write(path)
+    for name, skips in (("online", SkipSet()), (f"online:{path}", SkipSet.of([1], [0]))):
+        spec = DrafterSpec.skipping(name, exit="fixed")
+        drafter = build_drafter(spec, model, MethodOptions(), dtype=torch.float32)
+        assert isinstance(drafter, OnlineSkipDrafter)
+        assert (drafter.skips, drafter.draws) == (skips, False)
+        assert spec.label == f"skip:{name} exit fixed"
+        assert spec.decided_by("auto") == "follow"
+        spec.check_acceptance("k-seq")
+        assert load_drafter_model(spec, model, dtype=torch.float32) is not None
+    assert not DrafterSpec.skipping("./online", exit="fixed").online
+    with pytest.raises(ValueError, match="skip: got 'online:', want a file, online or online:FILE"):
+        DrafterSpec.skipping("online:", exit="fixed")
 
 
 def test_widened_chains_are_trees(model: CausalLM, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from specdec.drafters.shape import TreeShape
 from specdec.models.checkpoint import weights_sha256
 from specdec.models.drafter_checkpoint import save_drafter
 from specdec.models.drafter_config import RecurrentDrafterConfig
-from specdec.models.features import FeatureTap
+from specdec.models.features import FeatureTap, NodeFeatures
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 
@@ -306,9 +306,7 @@ class Texts:
         self.texts[slot], self.features[slot], self.prompts[slot] = text, seen, prompt
         self.at[slot] = prompt + 1
         self.drafter.begin(slot, text[:prompt], None if seen is None else seen[:prompt])
-        self.drafter.observe(
-            slot, (), text[prompt : prompt + 1], None if seen is None else seen[prompt - 1 : prompt].clone()
-        )
+        self.drafter.observe(slot, (), text[prompt : prompt + 1], shown(seen, prompt - 1, prompt))
 
     def round(self, slot: int, proposal: Proposal, emitted: int) -> None:
         """The text goes on by `emitted` tokens; what of the proposal is on it was accepted."""
@@ -325,9 +323,12 @@ class Texts:
                 break
             path.append(on[0])
         tokens = tokens[: len(path) + 1]
-        shown = None if seen is None else seen[at - 1 : at - 1 + len(tokens)].clone()
-        self.drafter.observe(slot, path, tokens, shown)
+        self.drafter.observe(slot, path, tokens, shown(seen, at - 1, at - 1 + len(tokens)))
         self.at[slot] = at + len(tokens)
+
+
+def shown(features: Tensor | None, first: int, last: int) -> NodeFeatures | None:
+    return None if features is None else NodeFeatures.of(features[first:last].clone())
 
 
 def target_features(
@@ -448,7 +449,7 @@ def test_what_waits_for_a_draft_is_bounded(target, monkeypatch):
         waiting = drafter._slots[0].features
         assert sum(map(len, waiting)) == len(drafter._slots[0].unseen)
         # And nothing that was read is kept alive by what was not.
-        assert all(part.untyped_storage().nbytes() == part.nbytes for part in waiting)
+        assert all(part.rows().untyped_storage().nbytes() == part.rows().nbytes for part in waiting)
     for slot in (0, 1):
         assert_state_is_the_texts(run, slot)
 
@@ -494,8 +495,7 @@ def test_a_ragged_batch_drafts_what_single_sequences_draft(variant, draw, target
             text = texts[row]
             seen = target_features(target, text, drafter)
             drafter.begin(slot, text[:1], None if seen is None else seen[:1])
-            shown = None if seen is None else seen[: len(text) - 1]
-            drafter.observe(slot, (), text[1:], shown)
+            drafter.observe(slot, (), text[1:], shown(seen, 0, len(text) - 1))
             requests.append(DraftRequest(slot, *limits[row], SAMPLED, seed=row, position=len(text)))
         return drafter.propose(requests)
 
@@ -531,8 +531,8 @@ def test_first_drafts_are_the_likeliest_after_the_text(target):
     text = [5, 9, 33, 2, 7]
     seen = target_features(target, text, drafter)
     drafter.begin(0, text[:3], seen[:3])
-    drafter.observe(0, (), text[3:4], seen[2:3])
-    drafter.observe(0, (), text[4:5], seen[3:4])
+    drafter.observe(0, (), text[3:4], shown(seen, 2, 3))
+    drafter.observe(0, (), text[4:5], shown(seen, 3, 4))
     (proposal,) = drafter.propose([DraftRequest(0, 3, 1, position=5)])
     memory = plain.start()
     for i in range(1, 5):

@@ -15,7 +15,7 @@ law), so the length must come from the sequence alone for its seed to repeat it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,6 +26,7 @@ from specdec.drafters.calibration import RunningRatio, outcomes
 from specdec.drafters.worth import Exploration
 from specdec.learned import PerModel
 from specdec.models.base import CausalLM
+from specdec.resting import Rest
 from specdec.tree import TokenTree
 
 ACCEPTANCE = 0.98, 3.0, 0.7  # `RunningRatio` of draft tokens: memory, weight of the prior, and the prior
@@ -118,11 +119,29 @@ class Rate:
     drafts: float = 4.0
 
 
-_RATES: PerModel[dict[int, Rate]] = PerModel(dict)
+@dataclass
+class Rates:
+    """What rounds bring.
+
+    Attributes:
+        by_size: tokens and seconds of late, by sequences in a round.
+        rests: whether the drafter rests, by `bit_length` of one sequence less: batches of nearly one size,
+            such as those that the last sequences of a run leave, are one case.
+    """
+
+    by_size: dict[int, Rate] = field(default_factory=dict)
+    rests: dict[int, Rest] = field(default_factory=dict)
+
+    def rest(self, rows: int) -> Rest:
+        """Of rounds of `rows` sequences."""
+        return self.rests.setdefault((rows - 1).bit_length(), Rest())
 
 
-def rates_of(model: CausalLM, drafter: str, *, deferred: bool) -> dict[int, Rate]:
-    """Rates of late in this process by batch size, with the number of threads that torch has now.
+_RATES = PerModel(Rates)
+
+
+def rates_of(model: CausalLM, drafter: str, *, deferred: bool) -> Rates:
+    """Rates of late in this process, with the number of threads that torch has now.
 
     Args:
         model: the target.
@@ -161,31 +180,36 @@ class DraftBudget:
         self.costs = RoundCost() if costs is None else costs
         self._given = costs
         self.acceptance = RunningRatio(*ACCEPTANCE)
-        self._rates: dict[int, Rate] = {}
+        self._rates = Rates()
 
-    def for_loop(self, costs: RoundCost, rates: dict[int, Rate] | None = None) -> DraftBudget:
+    def for_loop(self, costs: RoundCost, rates: Rates | None = None) -> DraftBudget:
         """A budget of the same settings for one loop: loops of different models may be made with one.
 
         Args:
             costs: what rounds cost, where this budget was given none.
-            rates: tokens a second of late by batch size, of loops of the same kind before; it goes on
-                learning. None: nothing is known.
+            rates: of loops of the same kind before; it goes on learning. None: nothing is known.
         """
         given = costs if self._given is None else self._given
         budget = DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
-        budget._rates = rates if rates is not None and self._given is None else {}
+        budget._rates = rates if rates is not None and self._given is None else Rates()
         return budget
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
         return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, whole=self.whole)
 
+    def rests(self, rows: int) -> bool:
+        """Whether a round of `rows` sequences goes without asking the drafter; call it once a round."""
+        if not self.adaptive or self.max_draft == 0:
+            return False
+        return self._rates.rest(rows).due()
+
     def prices(self, rows: int) -> Prices:
         """What drafts must bring in a round of `rows` sequences."""
         if not self.adaptive or self.max_draft == 0:
             return FREE
         rate = self.rate(rows)
-        drafts = max(1, round(self._rates.get(rows, Rate()).drafts))
+        drafts = max(1, round(self._rates.by_size.get(rows, Rate()).drafts))
         seconds = self._seconds(rows, 1 + drafts)
         return Prices(rate * (seconds[1 + drafts] - seconds[1]) / (drafts * rows), rate)
 
@@ -245,7 +269,7 @@ class DraftBudget:
     def rate(self, rows: int) -> float:
         """Tokens per second of late in rounds of `rows` sequences; at least what plain decoding does."""
         plain = rows / self._seconds(rows, 1)[1]
-        known = self._rates.get(rows)
+        known = self._rates.by_size.get(rows)
         return plain if known is None else max(plain, known.tokens / known.seconds)
 
     def guess(self, tree: TokenTree) -> list[float]:
@@ -261,7 +285,13 @@ class DraftBudget:
         self.acceptance.observe(accepted, min(accepted + 1, deepest))
 
     def observe_round(
-        self, rows: int, nodes: int, verify_seconds: float, seconds: float, tokens: int
+        self,
+        rows: int,
+        nodes: int,
+        verify_seconds: float,
+        seconds: float,
+        tokens: int,
+        rested: bool = False,
     ) -> None:
         """Books a round.
 
@@ -271,15 +301,19 @@ class DraftBudget:
             verify_seconds: of all that comes after the drafts.
             seconds: of the whole round.
             tokens: emitted by all sequences.
+            rested: whether the drafter was left out, as `rests` said.
         """
         self.costs.observe(rows, nodes, verify_seconds)
-        rate = self._rates.get(rows, Rate())
+        rate = self._rates.by_size.get(rows, Rate())
         # An interruption must not make time look cheap for the rounds that follow.
         slowest = 3.0 * (seconds - verify_seconds + self._seconds(rows, nodes)[nodes])
         rate.tokens = MEMORY * rate.tokens + tokens
-        rate.seconds = MEMORY * rate.seconds + min(max(seconds, 1e-9), slowest)
+        seconds = min(max(seconds, 1e-9), slowest)
+        rate.seconds = MEMORY * rate.seconds + seconds
+        self._rates.rest(rows).observe(rested, rows, tokens, seconds, self._seconds(rows, 1)[1])
         rate.drafts = MEMORY * rate.drafts + (1.0 - MEMORY) * (nodes - 1)
-        self._rates[rows] = rate  # now that it has seconds: another loop may read it in another thread
+        # Now that it has seconds: another loop may read it in another thread.
+        self._rates.by_size[rows] = rate
 
     def _seconds(self, rows: int, nodes: int) -> list[float]:
         return self.costs.up_to(rows, nodes)

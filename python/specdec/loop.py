@@ -35,9 +35,13 @@ from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
 from specdec.models.base import CausalLM
-from specdec.models.features import FeatureTap
+from specdec.models.features import FeatureTap, NodeFeatures, PassFeatures
 from specdec.ops.paths import check_branch
 from specdec.sequence import ActiveSequence
+
+UNHEARD = (
+    64  # rounds of a resting drafter that are kept for it at most: each keeps what the target showed in it
+)
 
 
 class RoundObserver:
@@ -238,7 +242,8 @@ class Loop:
                 seen = None if features is None else features[row, : len(prompt)]
                 self.drafter.begin(sequence.slot, prompt, seen)
                 # A copy: a view that the drafter keeps would keep the features of all prompts.
-                self.drafter.observe(sequence.slot, (), tokens, None if seen is None else seen[-1:].clone())
+                last = None if seen is None else NodeFeatures.of(seen[-1:].clone())
+                self.drafter.observe(sequence.slot, (), tokens, last)
             events.append(self._event(sequence, decided, tokens, reason, finished))
         self.statistics.seconds.prefill += perf_counter() - start
         self._leave(finished)
@@ -296,7 +301,8 @@ class Loop:
     def _round(self) -> list[TokenEvent]:
         active, stats = self._active, self.statistics
         t0 = perf_counter()
-        proposals = self._propose(active)
+        rests = self._rests(active)
+        proposals = [Proposal.empty()] * len(active) if rests else self._propose(active)
         batch = batch_proposals([s.root for s in active], proposals)
         t1 = perf_counter()
         tap = self._tap
@@ -328,15 +334,12 @@ class Loop:
             self._observer.after_round(self.cache, active)
         t5 = perf_counter()
         if self.drafter is not None:
-            features = None if tap is None else tap.rows()  # [B, N, F]
-            for row, (sequence, path, event) in enumerate(zip(active, kept, events, strict=True)):
-                seen = None if features is None else _rows_at(features[row], path)
-                self.drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens, seen)
+            self._tell(self.drafter, rests, kept, events, None if tap is None else tap.take())
         self._leave(finished)
         t6 = perf_counter()
 
         emitted = sum(len(event.tokens) for event in events)
-        self.budget.observe_round(len(active), batch.tokens.shape[1], t4 - t1, t6 - t0, emitted)
+        self.budget.observe_round(len(active), batch.tokens.shape[1], t4 - t1, t6 - t0, emitted, rests)
         s = stats.seconds
         s.draft += (t1 - t0) + (t6 - t5)
         s.verify += t2 - t1
@@ -344,11 +347,37 @@ class Loop:
         s.commit += t4 - t3
         return events
 
+    def _rests(self, active: Sequence[ActiveSequence]) -> bool:
+        """Whether the drafter is left out of this round. Drafts that are drawn may not depend on a clock."""
+        if self.drafter is None or any(s.budget is not None for s in active):
+            return False
+        return self.budget.rests(len(active))
+
+    def _tell(
+        self,
+        drafter: Drafter,
+        rests: bool,
+        paths: Sequence[Sequence[int]],
+        events: Sequence[TokenEvent],
+        features: PassFeatures | None,
+    ) -> None:
+        """Tells the drafter what became of a round, or keeps it for later where the drafter rests."""
+        for row, (sequence, path, event) in enumerate(zip(self._active, paths, events, strict=True)):
+            seen = None if features is None else features.at(row, path)
+            if rests:
+                sequence.unheard.append((event.tokens, seen))
+                if len(sequence.unheard) >= UNHEARD:
+                    sequence.tell(drafter)
+            else:
+                drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens, seen)
+
     def _propose(self, active: Sequence[ActiveSequence]) -> list[Proposal]:
         """One proposal a sequence, no longer than is worth verifying and never past the token limit."""
         drafter, budget = self.drafter, self.budget
         if drafter is None:
             return [Proposal.empty()] * len(active)
+        for sequence in active:
+            sequence.tell(drafter)
         prices = budget.prices(len(active))
         requests = [self._draft_request(s, prices) for s in active]
         proposals = drafter.propose(requests)
@@ -442,13 +471,3 @@ def _check_accepted(sequence: ActiveSequence, proposal: Proposal, path: Sequence
     tree = proposal.tree
     parents = None if tree.is_chain else [-1, *(above + 1 for above in tree.parents)]  # below the root token
     check_branch(f"path: slot {sequence.slot}", path, parents)
-
-
-def _rows_at(rows: Tensor, path: Sequence[int]) -> Tensor:
-    """`rows[path]` of [N, F], without what indexing does from some thousand numbers on: it wakes torch's own
-    threads, which then spin on the cores that the next operators want.
-    """
-    last = len(path) - 1
-    if path[last] == last:  # a path ascends: these are the first rows
-        return rows[: last + 1].clone()
-    return torch.stack([rows[node] for node in path])

@@ -12,7 +12,7 @@ from loop.drafters import RandomTreeDrafter
 from loop.models import random_model
 from specdec.generation import Request
 from specdec.loop import Loop
-from specdec.models.features import Feature, FeatureTap
+from specdec.models.features import Feature, FeatureTap, NodeFeatures
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
 FEATURES = (Feature("hidden", 0), Feature("readout", 1), Feature("hidden", 1))
@@ -32,16 +32,20 @@ class Watching(RandomTreeDrafter):
         assert features is not None
         assert len(features) == len(prompt)
         self.seen[slot] = list(features[:-1])
+        self.fresh = True
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         super().observe(slot, path, tokens, features)
         assert features is not None
-        assert len(features) == len(tokens)
+        rows = features.rows()
+        assert len(rows) == len(tokens)
         # One that is kept must not keep alive what all prompts of a prefill showed.
-        assert features.untyped_storage().nbytes() == features.numel() * features.element_size()
-        self.seen[slot] += list(features)
+        if self.fresh:
+            assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
+        self.fresh = False
+        self.seen[slot] += list(rows)
 
     def end(self, slot: int) -> None:
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,7 +53,7 @@ def test_spans_are_one_pass(model, cuts):
     logits, wanted = model.forward(tokens, cache=whole, slots=SLOTS, parents=parents)
     pending = apart.take_pending(SLOTS)
     x, round = model.embeddings[tokens], None
-    for first, last in zip(cuts, cuts[1:], strict=False):
+    for first, last in pairwise(cuts):
         x, part = model.run_layers(
             x, range(first, last), cache=apart, slots=SLOTS, parents=parents, pending=pending
         )

@@ -10,6 +10,7 @@ that was freed or moved in the meantime.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ class DecodingCache:
         self._pools = [
             (KVPool(spec, len(numbers), slots, dtype, device), numbers) for spec, numbers in pooled.items()
         ]
-        self._pooled = {layer: (pool, i) for pool, numbers in self._pools for i, layer in enumerate(numbers)}
+        self._pooled = _by_layer(self._pools)
         self.lengths = torch.zeros(slots, dtype=torch.int32, device=device)
         self._pending: PendingRound | None = None
 
@@ -122,8 +123,8 @@ class DecodingCache:
     def settle(self, layers: Collection[int]) -> None:
         """Commits what is pending in these layers; recurrent layers that are not among them go on waiting."""
         pending = self._pending
-        if pending is None:
-            return
+        if pending is None or not any(pending.round.layers[i] is not None for i in layers):
+            return  # nothing, or settled by the draft's first pass
         if self._pools:  # keys and values of all layers are written at once
             self.flush()
             return
@@ -228,6 +229,27 @@ class DecodingCache:
             for slot in slots:
                 self.lengths[slot] = 0
 
+    def frozen(self, slot: int) -> DecodingCache:
+        """What a slot holds now, as the slot 0 of a cache for passes that commit nothing.
+
+        Recurrent states and windows are copies, keys and values are shared: it is as it was until the slot is
+        emptied for another sequence.
+
+        Raises:
+            ValueError: there is no such slot.
+        """
+        check_integer("slot", slot, 0, self.slots - 1)
+        self.flush()
+        part = copy(self)
+        one = slice(slot, slot + 1)
+        part.slots = 1
+        part.state = {layer: state[one].clone() for layer, state in self.state.items()}
+        part.conv = {layer: None if w is None else w[one].clone() for layer, w in self.conv.items()}
+        part._pools = [(pool.of_slot(slot), numbers) for pool, numbers in self._pools]
+        part._pooled = _by_layer(part._pools)
+        part.lengths = self.lengths[one].clone()
+        return part
+
     def snapshot(self, slot: int) -> list[dict[str, Tensor]]:
         """Copies of a slot's memory, a layer's tensors by what they are: "state" and, where there is one,
         "convolution window", or "keys" and "values", [HK, length, D]. Raises ValueError like `reset`.
@@ -247,6 +269,11 @@ class DecodingCache:
                 tensors = {"keys": keys[slot, :, :length], "values": values[slot, :, :length]}
             memory.append({name: tensor.clone() for name, tensor in tensors.items()})
         return memory
+
+
+def _by_layer(pools: Sequence[tuple[KVPool, list[int]]]) -> dict[int, tuple[KVPool, int]]:
+    """The pool of each layer that keeps keys and values, and its place there."""
+    return {layer: (pool, i) for pool, numbers in pools for i, layer in enumerate(numbers)}
 
 
 def _checked_path(row: int, path: list[int], nodes: int) -> list[int] | int:

@@ -6,10 +6,12 @@ One tensor, as a round then writes the rows of all its layers with one copy a se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
 
+from specdec._rows import array_of
 from specdec.cache.rounds import KVEntries
 from specdec.cache.specs import KVSpec
 
@@ -61,6 +63,12 @@ class KVPool:
             layers, 2, slots, spec.heads, _FIRST_CAPACITY, spec.head_dim, dtype=dtype, device=device
         )
 
+    def of_slot(self, slot: int) -> KVPool:
+        """A pool of this slot alone, whose rows are a view of this one's: to read what it holds now."""
+        part = copy(self)
+        part.rows = self.rows[:, :, slot : slot + 1]
+        return part
+
     def reserve(self, tokens: int) -> None:
         """Makes room for sequences of this length."""
         capacity = self.rows.shape[4]
@@ -85,23 +93,10 @@ class KVPool:
         if not given or not accepted:
             return
         self.reserve(max(part.at + part.size for part in accepted))
-        made = torch.stack([tensor for _, entry in given for tensor in entry])  # [2 L', B, N, HK, D]
-        made = made.view(len(given), 2, *made.shape[1:])  # [L', 2, B, N, HK, D]
-        first = accepted[0]
-        if len(accepted) == 1 and isinstance(first.nodes, int) and len(given) == len(entries):
-            place = self.rows[:, :, first.slot, :, first.at : first.at + first.nodes]  # [L, 2, HK, n, D]
-            place.copy_(made[:, :, first.row, : first.nodes].transpose(2, 3))
-            return
-        rows, nodes, slots, places = torch.tensor(_tokens(accepted)).unbind(1)
-        made = made[:, :, rows, nodes]  # [L', 2, M, HK, D] of M tokens
-        for (layer, _), new in zip(given, made, strict=True):
-            self.rows[layer][:, slots, :, places] = new.transpose(0, 1)  # [M, 2, HK, D]
-
-
-def _tokens(accepted: Sequence[Accepted]) -> list[tuple[int, int, int, int]]:
-    """(row, node, slot, position) of each token to append."""
-    return [
-        (part.row, node, part.slot, part.at + i)
-        for part in accepted
-        for i, node in enumerate(range(part.nodes) if isinstance(part.nodes, int) else part.nodes)
-    ]
+        pool = array_of(self.rows)  # [L, 2, S, HK, T, D]
+        for layer, entry in given:
+            for which, new in enumerate((array_of(entry.k), array_of(entry.v))):  # [B, N, HK, D]
+                for part in accepted:
+                    nodes = slice(part.nodes) if isinstance(part.nodes, int) else part.nodes
+                    kept = new[part.row, nodes].swapaxes(0, 1)  # [HK, n, D]
+                    pool[layer, which, part.slot, :, part.at : part.at + part.size] = kept

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from specdec._rows import array_of, tensor_of
 from specdec.ops import Factors, Pending, Prefix
 
 
@@ -189,12 +191,9 @@ def taker(rows: Sequence[Sequence[int]], in_turn: bool = False) -> Callable[[Ten
     width = max(map(len, rows))
     if in_turn:
         return lambda tensor: tensor[:, :width]
-    if len(rows) == 1:
-        places = torch.tensor(rows[0])
-        return lambda tensor: tensor[:, places]
-    places = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    batch = torch.arange(len(rows))[:, None]
-    return lambda tensor: tensor[batch, places]
+    places = np.array([[*row, *[0] * (width - len(row))] for row in rows])
+    batch = np.arange(len(rows))[:, None]
+    return lambda tensor: tensor_of(array_of(tensor)[batch, places], tensor.dtype)
 
 
 def _taken(entries: LayerEntries, taken: Callable[[Tensor], Tensor]) -> LayerEntries:

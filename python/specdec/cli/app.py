@@ -82,8 +82,9 @@ DraftTree = Annotated[
 Skip = Annotated[
     Path | None,
     typer.Option(
-        help="For self-speculative: the file that says which sub-layers drafts leave out. Default: the set "
-        "that comes with the model.",
+        help="For self-speculative: the file that says which sub-layers drafts leave out; online, or "
+        "online:FILE: others that suit the text better, found while it is written. Default: the set that "
+        "comes with the model.",
         show_default=False,
     ),
 ]
@@ -99,6 +100,15 @@ FixedDraft = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(help="0 is greedy decoding; else 1e-30 to 1e30.")]
 Seed = Annotated[int | None, typer.Option(help="Of the draws, 0 to 2^64 - 1; without one a seed is drawn.")]
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Names of the parameters that the command line gives."""
+    return [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
 
 
 @app.callback(invoke_without_command=True)
@@ -313,11 +323,7 @@ def bench(
     ] = Path("docs/results"),
 ) -> None:
     """Compare methods on the same prompts, interleaved in one process; exit 1 where greedy tokens differ."""
-    given = [
-        name
-        for name in context.params
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
+    given = _given(context)
     if study is not None:
         from specdec.cli import study as study_command
 
@@ -366,19 +372,91 @@ def bench(
     raise typer.Exit(command.run(options))
 
 
-@app.command(epilog="Example: specdec tune --kernels")
+@app.command(
+    epilog="Example: specdec tune --model gdn-code --text ~/src --out skip.json\n\n"
+    "Example: specdec tune --kernels"
+)
 def tune(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Search the sub-layers that this model's drafts leave out, for --method self-speculative; a "
+            "name, directory or file as elsewhere.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --model: a folder of UTF-8 text files like those to be written, searched recursively.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --model: the file of the set, JSON. The search is kept beside it, ending in .study.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: DtypeOption = Dtype.float32,
+    trials: Annotated[int, typer.Option(help="With --model: most sets that are tried.")] = 2000,
+    resume: Annotated[bool, typer.Option("--resume", help="With --model: go on with a search.")] = False,
+    warm_start_only: Annotated[
+        bool,
+        typer.Option(
+            "--warm-start-only",
+            help="With --model: take the best of what the similarity of hidden states proposes, and do not "
+            "search.",
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="With --model: write all trials and figures here.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --model: draw the sets and the search here (PNG, SVG or PDF).", show_default=False
+        ),
+    ] = None,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Measure which verification strategy is fastest at which shape.")
     ] = False,
-    seconds: Annotated[float, typer.Option(help="Time to measure for, about.")] = 120.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Time to measure or to search for, about.", show_default="840 with --model, else 120"
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine and keep the results for later runs."""
-    if not kernels:
-        raise ValueError("nothing to tune: give --kernels")
-    from specdec.cli import tune as command
+    if kernels == (model is not None):
+        raise ValueError("give --kernels or --model, one of them")
+    if model is None:
+        for name in _given(context):
+            if name not in ("kernels", "seconds"):
+                raise ValueError(f"--{name.replace('_', '-')}: only with --model")
+        from specdec.cli import tune as kernels_command
 
-    command.run(seconds)
+        kernels_command.run(120.0 if seconds is None else seconds)
+        return
+    from specdec.cli import tune_skips as command
+
+    options = command.Options(
+        model=model,
+        text=text,
+        out=out,
+        dtype=dtype.value,
+        seconds=840.0 if seconds is None else seconds,
+        trials=trials,
+        resume=resume,
+        warm_start_only=warm_start_only,
+        json=json,
+        plot=plot,
+    )
+    raise typer.Exit(command.run(options))
 
 
 @app.command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from specdec.bench.report import over_reference, table_of, write_json, write_plo
 from specdec.cli.drafting import check_drafting, check_useful, note_other_machine, skip_spec
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
-from specdec.cli.values import open_for_writing, split_list
+from specdec.cli.values import check_plot, check_writable, split_list
 from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, default_drafter, load_drafter_model
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
@@ -183,17 +182,8 @@ def _batches(text: str) -> list[int]:
 
 def _check_outputs(options: Options) -> None:
     """What would only fail after the measurement is refused before it."""
-    if options.plot is not None:
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("--plot: needs matplotlib (the package's extra 'plot')")
-        if options.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise ValueError(f"--plot: got {options.plot}, want a name that ends in .png, .svg or .pdf")
-    for name, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is not None:
-            try:
-                open_for_writing(path)
-            except OSError as error:
-                raise ValueError(f"{name}: cannot write {path} ({error.strerror})") from None
+    check_plot(options.plot)
+    check_writable("--json", options.json)
 
 
 def _units(prompts: list[Prompt], batch: int, tokenizer: Tokenizer) -> list[Unit]:

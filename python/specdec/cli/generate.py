@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Literal, TextIO, cast
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import torch
 
@@ -35,6 +35,9 @@ from specdec.methods import (
 )
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
+
+if TYPE_CHECKING:
+    from specdec.drafters.online_skips import OnlineSkipDrafter
 
 MAX_TOKEN = 2**24  # far beyond any vocabulary; a longer range would only fill memory
 
@@ -107,8 +110,9 @@ def run(prompt: str | None, options: Options) -> int:
     chance = None
     if not sampling.greedy:
         chance = Chance(result.seed, None if spec is None else spec.decided_by(options.acceptance))
+    refined = cast("OnlineSkipDrafter", loop.drafter) if spec is not None and spec.online else None
     if options.json:
-        _print_json(writer.text, result, loop.statistics, chance, plain)
+        _print_json(writer.text, result, loop.statistics, chance, plain, refined)
     else:
         if not options.stream:
             sys.stdout.write(writer.text)
@@ -123,6 +127,7 @@ def run(prompt: str | None, options: Options) -> int:
             len(tokens),
             chance,
             plain,
+            refined,
             drafts=spec is not None,
             as_it_pays=spec is not None and spec.has_model and not options.fixed_draft,
         )
@@ -329,7 +334,12 @@ def _echo_prompt(text: str) -> None:
 
 
 def _print_json(
-    text: str, result: Result, statistics: Statistics, chance: Chance | None, plain: Comparison | None
+    text: str,
+    result: Result,
+    statistics: Statistics,
+    chance: Chance | None,
+    plain: Comparison | None,
+    refined: OnlineSkipDrafter | None,
 ) -> None:
     record: dict[str, object] = {
         "text": text,
@@ -355,6 +365,11 @@ def _print_json(
             "tokens_per_second": plain.tokens_per_second,
             "speedup": plain.speedup(statistics),
             "same_tokens": plain.same_tokens,
+        }
+    if refined is not None:
+        record["refinement"] = refined.refinement.as_dict() | {
+            "mixers": sorted(refined.skips.mixers),
+            "mlps": sorted(refined.skips.mlps),
         }
     stdout: TextIO = sys.stdout
     stdout.write(json.dumps(record) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -12,6 +13,9 @@ from rich.text import Text
 
 from specdec._rules import FOLLOW, is_lossless
 from specdec.generation import Result, Statistics
+
+if TYPE_CHECKING:
+    from specdec.drafters.online_skips import OnlineSkipDrafter
 
 BAR = 24  # columns of a full bar
 POSITIONS = 16  # most positions shown
@@ -56,6 +60,7 @@ def print_panel(
     prompt_tokens: int,
     chance: Chance | None,
     plain: Comparison | None = None,
+    refined: OnlineSkipDrafter | None = None,
     *,
     drafts: bool,
     as_it_pays: bool,
@@ -69,6 +74,7 @@ def print_panel(
         prompt_tokens: tokens of its prompt.
         chance: of a sampled run; None for a greedy one.
         plain: what plain decoding of as many tokens gave, where it was asked for.
+        refined: the drafter that changed its set meanwhile, where one did.
         drafts: whether there is a drafter.
         as_it_pays: whether it is one that costs time and drafts only as much as seems to pay.
     """
@@ -79,6 +85,8 @@ def print_panel(
     summary = _summary(statistics, result, prompt_tokens, drafts, as_it_pays)
     if chance is not None:
         _add_chance(summary, chance, statistics)
+    if refined is not None:
+        _add_refinement(summary, refined)
     if plain is not None:
         _add_comparison(summary, plain, statistics, chance)
     parts: list[RenderableType] = [summary]
@@ -119,6 +127,15 @@ def _add_chance(table: Table, chance: Chance, stats: Statistics) -> None:
             "acceptance", chance.rule if stats.drafted else f"{chance.rule}, but nothing was drafted"
         )
     table.add_row("seed", str(chance.seed))
+
+
+def _add_refinement(table: Table, drafter: OnlineSkipDrafter) -> None:
+    told = drafter.refinement
+    table.add_row(
+        "skipped sub-layers",
+        f"{drafter.skips}; {told.challengers} other sets tried, {told.switches} taken, in "
+        f"{told.seconds * 1e3:.1f} ms ({told.share:.1%} of decoding)",
+    )
 
 
 def _add_comparison(table: Table, plain: Comparison, stats: Statistics, chance: Chance | None) -> None:

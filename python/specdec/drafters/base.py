@@ -12,7 +12,7 @@ from specdec.acceptance.history import TokenHistory
 from specdec.acceptance.params import SamplingParams
 from specdec.drafters.proposal import Proposal
 from specdec.models.base import CausalLM
-from specdec.models.features import Feature
+from specdec.models.features import Feature, NodeFeatures
 
 GREEDY = SamplingParams()
 
@@ -93,16 +93,16 @@ class Drafter(Protocol):
         """One proposal for each request, in order and within its limits; `Proposal.empty()` for none."""
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
-        """What became of a round.
+        """What became of a round, or of some rounds in which no drafts were asked for.
 
         Args:
             slot: the sequence.
             path: accepted nodes of the drafter's own proposal, root to leaf. () after the prefill.
-            tokens: [m] all tokens that the round emitted: the accepted ones and the target's own; after the
+            tokens: [m] all tokens that were emitted: the accepted ones and the target's own; after the
                 prefill the first token.
-            features: [m, F] what the target offers after the node that each token came after: the last
+            features: of m nodes, what the target offers after the node that each token came after: the last
                 emitted token, then the accepted ones. None where nothing is wanted.
         """
 

@@ -19,6 +19,7 @@ from specdec.drafters.stepping import SteppingDrafter
 from specdec.drafters.tree import best_first_order, subtree
 from specdec.drafters.worth import Worth
 from specdec.learned import PerModel
+from specdec.models.features import NodeFeatures
 from specdec.tree import TokenTree
 
 COVERED = (0.01, 0.3, 0.6, 1.0, 2.0, 4.0)  # tokens that the free drafter brings: where classes begin
@@ -154,7 +155,7 @@ class CombinedDrafter:
         self._other.end(slot)
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Tells both, each with its own nodes of the path."""
         row = self._rows.get(slot)

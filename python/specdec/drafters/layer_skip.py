@@ -23,6 +23,7 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
 from specdec.models.base import SkippingView
+from specdec.models.features import NodeFeatures
 from specdec.tree import MAX_NODES
 
 
@@ -114,7 +115,7 @@ class LayerSkipDrafter(ModelDrafter):
         self._drafted.pop(slot, None)
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Learns from what the target accepted. All tokens but the last are in its memory."""
         drafted, most = self._drafted.pop(slot, (0, 0))

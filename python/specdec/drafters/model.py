@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec._rows import last_rows
 from specdec.cache import DecodingCache, Round
 from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.shape import TreeShape
@@ -69,7 +70,7 @@ class ModelDrafter(SteppingDrafter):
         )
         if emitted.tokens.shape[1] == 1:
             return logits[:, 0], round  # [B, V]
-        return logits[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1], round
+        return last_rows(logits, emitted.lengths), round
 
     def run_drafted(self, nodes: DraftedNodes) -> Tensor:
         """One forward pass over the nodes before."""

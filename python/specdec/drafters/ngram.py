@@ -14,7 +14,7 @@ from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import RunningRatio, outcomes
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import best_first
-from specdec.models.features import Feature
+from specdec.models.features import Feature, NodeFeatures
 from specdec.tree import TokenTree
 
 _LONGEST = 1 << 20  # far beyond any use, and far from the limits of an int32
@@ -145,7 +145,7 @@ class NGramDrafter:
         return proposals
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Indexes the emitted tokens and learns from what became of the drafts, verified or not."""
         self._automaton(slot).extend(tokens)

@@ -11,7 +11,7 @@ from specdec._checks import check_integer, check_number
 from specdec.acceptance.proposal import ProposalKind
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.proposal import Proposal
-from specdec.models.features import Feature
+from specdec.models.features import Feature, NodeFeatures
 from specdec.tree import TokenTree
 
 
@@ -87,7 +87,7 @@ class OracleDrafter:
         return proposals
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Moves on by the emitted tokens."""
         self._emitted[slot] += len(tokens)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec._rows import last_rows
 from specdec.cache import Round
 from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.shape import TreeShape
@@ -81,10 +82,7 @@ class RecurrentDrafter(SteppingDrafter):
             lengths=emitted.lengths,
         )
         self._outputs = h
-        if len(emitted.sizes) == 1:
-            last = h[:, -1]
-        else:
-            last = h[torch.arange(len(emitted.sizes)), emitted.lengths.long() - 1]
+        last = h[:, -1] if len(emitted.sizes) == 1 else last_rows(h, emitted.lengths)
         return self.model.logits(last), round
 
     @torch.inference_mode()

@@ -29,12 +29,13 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
 from specdec.models.base import CausalLM, DraftModel
-from specdec.models.features import Feature
+from specdec.models.features import Feature, NodeFeatures
 from specdec.ops import GrownTree, TreeRequest, TreeRules
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
 KEPT = 1024  # emitted tokens that wait for a draft at most; some kilobytes each, where they have features
+PASSES = 64  # whose features wait as the target made them, for all rows of its batch
 
 
 @dataclass
@@ -44,7 +45,7 @@ class _Slot:
     Attributes:
         unseen: emitted tokens that are not in the drafter's state and have no factors; the last is the
             round's root.
-        features: of each unseen token, [n, F] in parts; empty where the drafter takes none.
+        features: of each unseen token, in parts; empty where the drafter takes none.
         greedy: whether it last drafted for a greedy request.
         row: its row in the round being drafted, or -1.
         roots: emitted tokens at the start of that row, the unseen ones when it began.
@@ -56,7 +57,7 @@ class _Slot:
     """
 
     unseen: list[int] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)
+    features: list[NodeFeatures] = field(default_factory=list)
     greedy: bool = True
     row: int = -1
     roots: int = 0
@@ -198,7 +199,7 @@ class SteppingDrafter(ABC):
         self._slots.pop(slot, None)
 
     def observe(
-        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: Tensor | None = None
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Notes what the target accepted; the next call commits it."""
         state = self._slots[slot]
@@ -211,6 +212,8 @@ class SteppingDrafter(ABC):
             state.unseen.extend(tokens)
             if features is not None:
                 state.features.append(features)
+                if len(state.features) >= PASSES:
+                    state.features = [NodeFeatures.of(_joined(state.features).clone())]
             if len(state.unseen) > KEPT:
                 self._bring_up(slot, CATCH_UP)
             return
@@ -219,7 +222,7 @@ class SteppingDrafter(ABC):
             run = [state.columns[node] for node in path if node in state.columns]
         state.committed = [*range(state.roots), *run]
         state.unseen = list(tokens[len(run) :])
-        state.features = [] if features is None else [features[len(run) :]]
+        state.features = [] if features is None else [features.after(len(run))]
         state.row = -1
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
@@ -303,9 +306,9 @@ class SteppingDrafter(ABC):
             self._cache.commit(round, None, torch.tensor([count], dtype=torch.int32))
             del state.unseen[:count]
             if state.features:
-                state.features = [_joined(state.features)[count:]]
+                state.features = [NodeFeatures.of(_joined(state.features)[count:])]
         # What is left is a view of all that was read.
-        state.features = [part.clone() for part in state.features]
+        state.features = [NodeFeatures.of(part.rows().clone()) for part in state.features]
 
     def _emitted(self, slots: Sequence[int], most: int | None = None) -> EmittedTokens:
         """The first `most` unseen tokens of these slots; all by default."""
@@ -488,9 +491,9 @@ class SteppingDrafter(ABC):
         return self.run_drafted(drafted)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """[n, F] of the parts one below the other; no copy of a single one."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _joined(parts: Sequence[NodeFeatures]) -> Tensor:
+    """[n, F] of all parts, one below the other."""
+    return NodeFeatures.of_all(parts).rows()
 
 
 def _as_said(probability: float, rank: int) -> float:

@@ -57,6 +57,8 @@ def build_drafter(
     from specdec.drafters.recurrent import RecurrentDrafter
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
 
+    if spec.online:
+        return _online(spec, target, options)
     if model is None:
         model = load_drafter_model(spec, target, dtype=dtype)
     _check_vocabulary(spec, model, target)
@@ -86,6 +88,25 @@ def build_drafter(
     return ModelDrafter(model, slots=options.slots, branching=spec.shape, replacement=independent)
 
 
+def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Drafter:
+    """A drafter that begins with a set, or with nothing where none comes with the target, and changes it."""
+    from specdec.drafters.draft_exit import parse_exit
+    from specdec.drafters.online_skips import OnlineSkipDrafter
+    from specdec.models.skipping import SkipSet
+
+    file = find_skip_file(spec, target)
+    end = parse_exit(spec.exit)
+    return OnlineSkipDrafter(
+        cast("SkippableLM", target),
+        SkipSet() if file is None else file.skips,
+        target.new_cache(options.slots),
+        vocabulary=None if file is None else file.vocabulary,
+        exit=end.exit,
+        widen=end.widen,
+        branching=spec.shape,
+    )
+
+
 def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtype) -> DrafterModel:
     """What an "adapted", "model", "exit" or "skip" drafter drafts with.
 
@@ -99,7 +120,9 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             with no drafter or set, or it has no more layers than the exit.
     """
     if spec.kind == "skip":
-        file = load_skip_file(spec, target)
+        file = find_skip_file(spec, target) if spec.online else load_skip_file(spec, target)
+        if file is None:
+            return target  # the set is yet to be found
         return cast("SkippableLM", target).skipping(file.skips, file.vocabulary)
     if spec.kind == "model":
         from specdec.models import load_model
@@ -138,6 +161,19 @@ def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:
         ValueError: the file cannot be read or was made for another model, no set comes with this one, or it
             is of a kind that cannot skip anything.
     """
+    file = find_skip_file(spec, target)
+    if file is None:
+        source = cast("SkippableLM", target).source
+        raise ValueError(f"skip: no set comes with {source or 'this model'}, want one in a file")
+    return file
+
+
+def find_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile | None:
+    """The file of `load_skip_file`; None where no set is named and none comes with the target.
+
+    Raises:
+        ValueError: as there.
+    """
     from specdec.models.checkpoint import weights_sha256
     from specdec.models.skip_file import shipped_skip_file
 
@@ -147,7 +183,7 @@ def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:
     digest = None if model.source is None else weights_sha256(model.source)
     path = spec.model or (None if digest is None else shipped_skip_file(digest))
     if path is None:
-        raise ValueError(f"skip: no set comes with {model.source or 'this model'}, want one in a file")
+        return None
     file = read_skip_file(path)
     try:
         file.check_model(digest, model.num_layers, model.vocab_size)

@@ -29,6 +29,7 @@ DEFAULT_DRAFTER = "ngram"
 DRAFT_EXIT = "priced"
 """When drafts of the method self-speculative end, where nothing else is said."""
 
+ONLINE = "online"
 _COMBINED = "+ngram"
 # Children of each node by depth where the user does not say.
 _TREES = {"model": "1", "exit": "1", "skip": "1", "adapted": "auto"}
@@ -73,6 +74,7 @@ class DrafterSpec:
         tree: what drafts of "adapted", "model" and "exit" may look like, as `TreeShape.parse` reads it.
         combined: whether what "adapted" drafts is joined with what "ngram" does.
         exit: when drafts of "skip" end, as `parse_exit` reads it; empty for others.
+        online: whether "skip" changes its set while it drafts.
     """
 
     kind: str
@@ -82,6 +84,7 @@ class DrafterSpec:
     tree: str = "1"
     combined: bool = False
     exit: str = ""
+    online: bool = False
 
     @classmethod
     def skipping(cls, file: str | None, *, exit: str, tree: str | None = None) -> DrafterSpec:
@@ -89,6 +92,7 @@ class DrafterSpec:
 
         Args:
             file: which ones, a file of `specdec.models.skip_file`; None: those that come with the target.
+                "online" and "online:FILE" begin with these and change them while they draft.
             exit: when drafts end, see `specdec.drafters.draft_exit.parse_exit`.
             tree: as of `parse`; None: chains.
 
@@ -98,9 +102,13 @@ class DrafterSpec:
         from specdec.drafters.draft_exit import parse_exit
 
         widen = parse_exit(exit).widen
-        if file == "":
-            raise ValueError("skip: got an empty name, want a file")
-        spec = cls("skip", file or "", tree=_tree_of("skip", tree), exit=exit.strip())
+        online, colon, path = (file or "").partition(":")
+        if online != ONLINE:
+            online, colon, path = "", "", file or ""
+        if file == "" or (colon and not path):
+            raise ValueError(f"skip: got {file!r}, want a file, {ONLINE} or {ONLINE}:FILE")
+        shape = _tree_of("skip", tree)
+        spec = cls("skip", path, tree=shape, exit=exit.strip(), online=bool(online))
         if widen > 1 and not spec.shape.is_chain:
             raise ValueError(
                 f"draft_exit: got {exit!r}, but only chains are widened, not the tree {spec.tree}"
@@ -143,7 +151,8 @@ class DrafterSpec:
         """What `parse` reads."""
         if self.kind == "exit":
             return f"exit:{self.layers}"
-        name = f"{self.kind}:{self.model}" if self.model else self.kind
+        kind = f"{self.kind}:{ONLINE}" if self.online else self.kind
+        name = f"{kind}:{self.model}" if self.model else kind
         return f"{name}{_COMBINED}" if self.combined else name
 
     @property
@@ -188,9 +197,10 @@ class DrafterSpec:
     @property
     def draws(self) -> bool:
         """Whether it draws its tokens at random where the target does. Together with "ngram" it does not, as
-        drawn tokens share no tree with others.
+        drawn tokens share no tree with others, and with a set that changes by the clock, as no seed would
+        repeat them.
         """
-        return self.has_model and not self.combined
+        return self.has_model and not self.combined and not self.online
 
     def check_acceptance(self, rule: str) -> None:
         """Refuses a rule that is not exact for what this drafter proposes to sampled requests.

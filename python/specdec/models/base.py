@@ -146,6 +146,9 @@ class SkippingView(CausalLM, Protocol):
     def vocabulary(self) -> Tensor | None:
         """int64 [V'] the tokens that the columns of its logits stand for, ascending; None: all."""
 
+    def skipping(self, skips: SkipSet) -> SkippingView:
+        """The view that leaves out these sub-layers instead, of the same vocabulary."""
+
 
 class SkippableLM(CausalLM, Protocol):
     """A model that can draft for itself."""
@@ -171,8 +174,8 @@ class SkippableLM(CausalLM, Protocol):
             vocabulary: the only tokens that it has logits for, ascending; None: all.
 
         Raises:
-            ValueError: `skips` names a layer that is not there, `vocabulary` is none, or this is itself a
-                view with a vocabulary of its own.
+            ValueError: `skips` names a layer that is not there, `vocabulary` is none, or is given to a view
+                that has one already.
         """
 
     @property

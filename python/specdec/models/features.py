@@ -45,12 +45,81 @@ class Feature(NamedTuple):
         return f"{self.kind}:{self.layer}"
 
 
+class PassFeatures:
+    """Features of all nodes of a pass, joined when they are first read: a drafter that rests never does.
+
+    Args:
+        parts: [B, N, f] each.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._parts = list(parts)
+
+    def rows(self) -> Tensor:
+        """Of all nodes, [B, N, F]."""
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts, dim=-1)]
+        return self._parts[0]
+
+    def at(self, row: int, path: Sequence[int]) -> NodeFeatures:
+        """Of the nodes of a path, which ascends and begins at node 0, of one row of the batch."""
+        return NodeFeatures([(self, row, path)])
+
+
+class NodeFeatures:
+    """Features of some nodes, of one pass or of several, joined when they are read.
+
+    Args:
+        pieces: a pass, a row of it, and nodes of that row that ascend.
+    """
+
+    def __init__(self, pieces: list[tuple[PassFeatures, int, Sequence[int]]]) -> None:
+        self._pieces = pieces
+
+    @classmethod
+    def of(cls, features: Tensor) -> NodeFeatures:
+        """Of m nodes, [m, F]."""
+        return cls([(PassFeatures([features[None]]), 0, range(len(features)))])
+
+    @classmethod
+    def of_all(cls, parts: Sequence[NodeFeatures]) -> NodeFeatures:
+        """Those of all parts, one after the other."""
+        return cls([piece for part in parts for piece in part._pieces])
+
+    def __len__(self) -> int:
+        return sum(len(path) for _, _, path in self._pieces)
+
+    def after(self, count: int) -> NodeFeatures:
+        """Without the first `count` nodes."""
+        pieces = []
+        for features, row, path in self._pieces:
+            if count < len(path):
+                pieces.append((features, row, path[count:]))
+            count = max(count - len(path), 0)
+        return NodeFeatures(pieces)
+
+    def rows(self) -> Tensor:
+        """Of every node, [m, F]."""
+        found = [_rows_at(features.rows()[row], path) for features, row, path in self._pieces]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _rows_at(rows: Tensor, path: Sequence[int]) -> Tensor:
+    """`rows[path]` of [N, F], without what indexing does from some thousand numbers on: it wakes torch's own
+    threads, which then spin on the cores that the next operators want.
+    """
+    first, last = path[0], path[-1]
+    if last - first == len(path) - 1:  # they ascend: no node is left out between them
+        return rows[first : last + 1]
+    return torch.stack([rows[node] for node in path])
+
+
 class FeatureTap:
     """Collects features from a forward pass; the model offers those of the layers that it asks for, and the
     tap keeps what is wanted of them.
 
     Args:
-        features: what is kept, in the order in which `rows` concatenates it.
+        features: what is kept, in the order in which it is joined.
 
     Attributes:
         features: as given.
@@ -68,11 +137,8 @@ class FeatureTap:
         if (kind, layer) in self._wanted:
             self._kept[Feature(kind, layer)] = value.flatten(2)
 
-    def rows(self) -> Tensor:
+    def take(self) -> PassFeatures:
         """Takes the features of every node out of the tap, which the next pass fills again.
-
-        Returns:
-            [B, N, F].
 
         Raises:
             ValueError: the model has no such layer, or has not run since.
@@ -80,5 +146,8 @@ class FeatureTap:
         missing = [str(f) for f in self.features if f not in self._kept]
         if missing or not self.features:
             raise ValueError(f"features: got {', '.join(missing) or 'none'}, which the model did not offer")
-        parts = [self._kept.pop(f) for f in self.features]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return PassFeatures([self._kept.pop(f) for f in self.features])
+
+    def rows(self) -> Tensor:
+        """As `take`, joined: [B, N, F]."""
+        return self.take().rows()

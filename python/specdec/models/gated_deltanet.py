@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
+from specdec._rows import last_rows, take_rows
 from specdec.cache import DecodingCache, LayerFactors
 from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import load_config, load_weights
@@ -110,13 +111,13 @@ class GatedDeltaNetForCausalLM(Layered):
         tokens, lengths = padded_prompts(prompts, self.vocab_size)
         cache.reset(slots)
         slot_tensor = torch.as_tensor(list(slots), dtype=torch.int32)
-        x = self._embeddings[tokens]  # [B, T, D]
+        x = take_rows(self._embeddings, tokens)  # [B, T, D]
         for i, layer in enumerate(self._layers):
             x, o = layer.prefill(x, cache=cache, layer=i, slots=slot_tensor, lengths=lengths)
             if tap is not None and i in tap.layers:
                 tap.offer("readout", i, o)
                 tap.offer("hidden", i, x)
-        last = x[torch.arange(len(prompts)), lengths.long() - 1]  # [B, D]
+        last = last_rows(x, lengths)  # [B, D]
         return self.readout(last)
 
     def _block(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdec import ops
 from specdec._checks import check_integer
+from specdec._rows import take_rows
 from specdec.cache import DecodingCache, KVSpec, LayerEntries, LayerSpec, PendingRound, Round, Steps
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.features import FeatureTap
@@ -133,7 +134,7 @@ class Layered(ABC):
     def skipping(self: M, skips: SkipSet, vocabulary: Sequence[int] | None = None) -> M:
         """A view of this model that leaves sub-layers out; see `SkippableLM.skipping`."""
         skips.check_layers(len(self._layers))
-        if self.vocabulary is not None:
+        if vocabulary is not None and self.vocabulary is not None:
             raise ValueError("vocabulary: this view has one already, want a view of the whole model")
         view = copy(self)
         view._skips = skips
@@ -184,7 +185,7 @@ class Layered(ABC):
         tap: FeatureTap | None = None,
     ) -> tuple[Tensor, Round]:
         """Verifies a chain or a tree of tokens a sequence; see `CausalLM.forward`."""
-        x = self._embeddings[tokens]  # [B, N, D]; first, as tokens outside the vocabulary fail here
+        x = take_rows(self._embeddings, tokens)  # [B, N, D]
         pending = None
         if self._reads is None:
             pending = cache.take_pending(slots)

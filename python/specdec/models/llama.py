@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
+from specdec._rows import last_rows, take_rows
 from specdec.cache import DecodingCache, KVEntries, KVSpec, Round, Steps
 from specdec.models.features import Feature, FeatureTap
 from specdec.models.layered import Layered, Pass
@@ -87,7 +88,7 @@ class LlamaForCausalLM(Layered):
         tokens, lengths = padded_prompts(prompts, self.vocab_size)
         cache.reset(slots)
         rotation = self._rotation.at(torch.arange(tokens.shape[1]))  # [T, 2, D']
-        x = self._embeddings[tokens]  # [B, T, D]
+        x = take_rows(self._embeddings, tokens)  # [B, T, D]
         made: list[KVEntries | None] = []
         for i, layer in enumerate(self._layers):
             x, entries = layer.prefill(x, rotation=rotation, lengths=lengths.tolist())
@@ -96,7 +97,7 @@ class LlamaForCausalLM(Layered):
                 tap.offer("hidden", i, x)
         slot_tensor = torch.as_tensor(list(slots), dtype=torch.int32)
         cache.commit(Round(tuple(made), slot_tensor, None, tokens.shape[1]), None, lengths)
-        last = x[torch.arange(len(prompts)), lengths.long() - 1]  # [B, D]
+        last = last_rows(x, lengths)  # [B, D]
         return self.readout(last)
 
     def _rotation_at(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from specdec import ops
+from specdec._rows import take_rows
 from specdec.cache import DecodingCache, LayerFactors, Round, Steps
 from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import weights_sha256
@@ -307,7 +308,7 @@ class RecurrentDrafterModel:
 
     def _inputs(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         """[B, N, D]."""
-        added = self._table[tokens]
+        added = take_rows(self._table, tokens)
         if features is None or self._fuse is None:
             return added
         norm, weight = self._fuse

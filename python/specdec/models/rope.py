@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec._checks import check_boolean, check_integer, check_number, shown
+from specdec._rows import take_rows
 
 _CHUNK = 256  # positions whose angles are computed at a time
 _MAX_CONTEXT = 1 << 26
@@ -215,7 +216,7 @@ class Rotation:
         last = int(positions.max())
         while last >= len(self._table):
             self._grow()
-        return self._table[positions]
+        return take_rows(self._table, positions)
 
     def _grow(self) -> None:
         """Chunk by chunk, so that a position's numbers do not depend on how far the table reaches."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specdec._checks import check_integer
 from specdec._host import MAX_SERIAL_NODES
+from specdec._rows import take_rows
 from specdec.cache import Steps
 from specdec.models.base import SkippableLM, SkippingView
 from specdec.tuning.similarity import Similar, most_similar, whole_layers
@@ -62,6 +63,7 @@ class Reading:
 
     Attributes:
         places: W of each text, the first `W` tokens of its continuation.
+        texts: T, their number.
 
     Raises:
         ValueError: `depth` is not 1 to 31, or the continuations are not equally long or too short for it.
@@ -80,7 +82,7 @@ class Reading:
         self.places = places_of(lengths.pop(), depth)
         self.depth = depth
         self._model = model
-        self._texts = len(texts)
+        self.texts = len(texts)
         # A row is a block of places: the tokens at all of them but the last are a prefix of the whole model.
         block = self._block = _block(depth)
         starts = [(p, c, at) for p, c in texts for at in range(0, self.places, block)]
@@ -111,7 +113,7 @@ class Reading:
         best, token = logits.max(-1)  # [R, block * depth]
         confidence = (best - logits.logsumexp(-1)).exp()
         right = token.view_as(wanted) == wanted
-        shape = (self._texts, self.places, depth)
+        shape = (self.texts, self.places, depth)
         return Outcomes(right.reshape(shape), confidence.reshape(shape))
 
     def similar(self, most: int) -> list[Similar]:
@@ -125,7 +127,7 @@ class Reading:
             parents=self._parents(1),
             prefix=self._prefix,
         )
-        x = self._model.embeddings[self._tokens[:, : self._block]]  # [R, block, D]
+        x = take_rows(self._model.embeddings, self._tokens[:, : self._block])  # [R, block, D]
         return [*most_similar(functions, x, most)[1:], *whole_layers(functions, x, most)[1:]]
 
     def _parents(self, depth: int) -> Tensor:

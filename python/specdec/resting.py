@@ -1,0 +1,89 @@
+"""When drafting is left out altogether.
+
+Prices weigh one draft against another. What they do not see is the time of asking: a drafter follows every
+token and is called every round, also in the rounds in which it then proposes nothing. In a batch, or beside
+a fast target, that alone can make decoding slower than without a drafter. So rounds with the drafter are
+compared with rounds without it, by the clock, and while those are faster it rests: it is neither asked nor
+told, and hears what was emitted once it is asked again.
+
+Text comes in stretches. A drafter with nothing to say for a while costs little then and brings much later, so
+what counts is a long run of windows, and one window only where it brings much.
+"""
+
+from __future__ import annotations
+
+from specdec.drafters.worth import SecondsOfLate
+
+# Rounds with the drafter from which its rate is judged, times sequences in them: a large batch tells sooner.
+WINDOW = 48
+TRIAL = 24  # where it did not pay before
+ENOUGH = 160  # before the first rest
+KEPT = 0.9  # of the windows before, at each window
+FEWEST = 8  # rounds of a window at least
+GAIN = 1.02  # over plain decoding that a drafter has to bring: what it costs beside time is not measured
+FIRST_REST = 64  # rounds; doubled each time that a trial does not pay
+LONGEST_REST = 2048
+MEASURED = 4  # rounds without the drafter that are made to know what they take
+MUCH = 1.15  # times plain decoding in one window, which keeps a drafter going whatever was before
+EVERY = 512  # rounds with the drafter after which that is measured again
+
+
+class Rest:
+    """Whether the drafter rests, of batches of about one size."""
+
+    def __init__(self) -> None:
+        self._plain = SecondsOfLate()
+        self._left = 0  # rounds to rest from now on
+        self._next = FIRST_REST
+        self._window = WINDOW
+        self._since = EVERY - FEWEST // 2  # rounds since resting ones were measured
+        self._all_seen = self._all_tokens = self._all_plain = 0.0  # of all windows, the last ones most
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rounds = self._seen = self._tokens = 0
+        self._plain_tokens = 0.0
+
+    def due(self) -> bool:
+        """Whether the drafter rests in this round; call it once a round."""
+        if self._left <= 0 and self._since >= EVERY:
+            self._left, self._since = MEASURED, 0
+        return self._left > 0
+
+    def observe(self, rested: bool, sequences: int, tokens: int, seconds: float, unit: float) -> None:
+        """Books a round.
+
+        Args:
+            rested: what `due` said of it.
+            sequences: in it.
+            tokens: emitted by all of them.
+            seconds: of the whole round.
+            unit: seconds that a verification of so many sequences takes without drafts, roughly. Batches of
+                sizes near to each other are compared by it.
+        """
+        if rested:
+            self._plain.observe(seconds / unit)
+            self._left -= 1
+            if self._left <= 0:
+                self._since = 0
+            return
+        self._since += 1
+        plain = self._plain() * unit
+        if plain == 0.0:
+            return
+        self._rounds += 1
+        self._seen += sequences
+        self._tokens += tokens
+        self._plain_tokens += sequences * seconds / plain
+        if self._seen < self._window or self._rounds < FEWEST:
+            return
+        self._all_seen = KEPT * self._all_seen + self._seen
+        self._all_tokens = KEPT * self._all_tokens + self._tokens
+        self._all_plain = KEPT * self._all_plain + self._plain_tokens
+        if self._tokens >= MUCH * self._plain_tokens or self._all_tokens >= GAIN * self._all_plain:
+            # What did not pay for long has to pay for long before it is trusted again.
+            self._next, self._window = max(self._next // 2, FIRST_REST), WINDOW
+        elif self._all_seen >= ENOUGH:
+            self._left, self._next = self._next, min(2 * self._next, LONGEST_REST)
+            self._window = TRIAL
+        self._begin()

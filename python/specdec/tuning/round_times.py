@@ -1,0 +1,161 @@
+"""Measures what rounds of plain and of self-speculative decoding take, in turn within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.drafters.draft_exit import FixedLength
+from specdec.generation import Request
+from specdec.loop import Loop
+from specdec.methods.autoregressive import autoregressive
+from specdec.methods.self_speculative import self_speculative
+from specdec.models.base import SkippableLM
+from specdec.models.skipping import SkipSet
+from specdec.tuning.pace import RoundTimes
+
+ROUNDS = 3  # of one length in a turn
+LEAST_TURNS = 3
+
+
+Case = tuple[int, int, int]  # mixers and MLPs that are left, drafts
+
+
+class TimedRound(NamedTuple):
+    """A round of one sequence.
+
+    Attributes:
+        drafted: draft tokens verified.
+        tokens: emitted.
+        draft: seconds of drafting.
+        rest: all its other seconds.
+    """
+
+    drafted: int
+    tokens: int
+    draft: float
+    rest: float
+
+
+def timed_rounds(loop: Loop, request: Request, most: int | None = None) -> tuple[list[TimedRound], list[int]]:
+    """Decodes one request: its rounds, the first `most` of them, and its text so far."""
+    found: list[TimedRound] = []
+    tokens: list[int] = []
+    before = (0, 0, 0.0, 0.0)
+    for number, event in enumerate(loop.stream([request])):
+        tokens += event.tokens
+        stats = loop.statistics
+        s = stats.seconds
+        now = (stats.drafted, stats.emitted, s.draft, s.verify + s.accept + s.commit)
+        if number:  # the first token comes from the prefill
+            found.append(TimedRound(*(b - a for a, b in zip(before, now, strict=True))))  # type: ignore[arg-type]
+        before = now
+        if len(found) == most:
+            break
+    return found, tokens
+
+
+def evenly_skipped(layers: int, mixers: int, mlps: int) -> SkipSet:
+    """A set that leaves so many token mixers and MLPs, spread over the layers."""
+
+    def skipped(kept: int) -> set[int]:
+        return set(range(layers)) - {i * layers // kept for i in range(kept)}
+
+    return SkipSet.of(skipped(mixers), skipped(mlps))
+
+
+def measure_times(
+    model: SkippableLM, prompts: Sequence[Sequence[int]], depth: int, seconds: float
+) -> RoundTimes:
+    """What drafts and verifications take.
+
+    Drafting is measured with four sets that leave a quarter or three quarters of the mixers and of the MLPs,
+    at two lengths, and a line is put through: layers of a model are alike, so what counts is how many are
+    left. Verification is measured at every length. Everything takes turns with plain rounds, and what counts
+    is the median over the turns of a turn's median, in plain rounds of that turn.
+
+    Args:
+        model: the target.
+        prompts: decoded in turn.
+        depth: most drafts K of a round.
+        seconds: for all of it, about; three turns at least.
+    """
+    layers = model.num_layers
+    few, many = max(1, layers // 4), max(1, 3 * layers // 4)
+    lengths = sorted({max(1, depth // 4), max(1, depth - depth // 4)})
+    cases = [(mixers, mlps, n) for mixers in (few, many) for mlps in (few, many) for n in lengths]
+    cases += [(few, few, n) for n in range(1, depth + 1) if n not in lengths]
+    cases = list(dict.fromkeys(cases))  # a small model has fewer
+    plain = autoregressive(model)
+    loops = [
+        self_speculative(
+            model,
+            evenly_skipped(layers, mixers, mlps),
+            exit=FixedLength(),
+            max_draft=n,
+            adaptive=False,
+        )
+        for mixers, mlps, n in cases
+    ]
+    found: dict[Case, list[tuple[float, float]]] = {}
+    plain_seconds: list[float] = []
+    stop = perf_counter() + seconds
+    turn = 0
+    while turn < LEAST_TURNS or perf_counter() < stop:
+        prompt = prompts[turn % len(prompts)]
+        order = list(range(len(cases)))[:: 1 if turn % 2 == 0 else -1]
+        base = _rounds(plain, prompt, 0)
+        taken: dict[Case, list[TimedRound]] = {}
+        for place, i in enumerate(order):
+            mixers, mlps, n = cases[i]
+            for r in _rounds(loops[i], prompt, n):
+                taken.setdefault((mixers, mlps, r.drafted), []).append(r)  # an end token cuts drafts short
+            if place == len(order) // 2:
+                base += _rounds(plain, prompt, 0)
+        turn += 1
+        if turn == 1:
+            continue  # with cold caches
+        one = median(r.draft + r.rest for r in base)
+        plain_seconds.append(one)
+        for case, rounds in taken.items():
+            times = median(r.draft for r in rounds) / one, median(r.rest for r in rounds) / one
+            found.setdefault(case, []).append(times)
+    return _fitted(found, median(plain_seconds), depth)
+
+
+def _rounds(loop: Loop, prompt: Sequence[int], n: int) -> list[TimedRound]:
+    """Rounds of n drafts each: the end of the text, where there would be fewer, is not reached."""
+    return timed_rounds(loop, Request(prompt, 1 + (ROUNDS + 1) * (n + 1), ignore_eos=True), ROUNDS)[0]
+
+
+def _fitted(
+    found: Mapping[Case, Sequence[tuple[float, float]]], plain_seconds: float, depth: int
+) -> RoundTimes:
+    """Least squares of relative errors for drafting, in which no part takes less than no time; medians of
+    verifications, with lengths that did not occur on a line between their neighbours.
+    """
+    rows = np.array([(1.0, n, n * mixers, n * mlps) for mixers, mlps, n in found])
+    seen = np.array([median(draft for draft, _ in times) for times in found.values()])
+    once, each, mixer, mlp = map(float, _not_negative(rows / seen[:, None], np.ones(len(seen))))
+    by_length: dict[int, list[float]] = {0: [1.0]}
+    for (_, _, n), times in found.items():
+        by_length.setdefault(n, []).extend(rest for _, rest in times)
+    known = sorted(by_length)
+    verify = np.interp(range(depth + 1), known, [median(by_length[n]) for n in known])
+    return RoundTimes(plain_seconds, tuple(map(float, verify)), (once, each, mixer, mlp))
+
+
+def _not_negative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares without the columns that would come out negative."""
+    used = np.ones(rows.shape[1], dtype=bool)
+    while True:
+        line = np.zeros(rows.shape[1])
+        line[used] = np.linalg.lstsq(rows[:, used], wanted, rcond=None)[0]
+        if (line >= 0.0).all():
+            return line
+        used[int(line.argmin())] = False
