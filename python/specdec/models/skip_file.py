@@ -19,7 +19,7 @@ VERSION = 1
 
 _MAX_BYTES = 16 << 20
 _MAX_VOCAB = 1 << 24
-_KEYS = ("format", "version", "model", "device", "dtype", "mixers", "mlps", "vocabulary", "measured")
+_KEYS = ("format", "version", "model", "device", "dtype", "mixers", "mlps", "vocabulary", "int8", "measured")
 _MODEL_KEYS = ("name", "sha256", "layers")
 _DTYPES = ("float32", "bfloat16")
 
@@ -37,6 +37,7 @@ class SkipFile:
         dtype: of the activations then, "float32" or "bfloat16".
         vocabulary: the only tokens that are drafted, ascending; None: all.
         measured: what whoever chose it measured, of any form that JSON has. Nothing here reads it.
+        int8: whether drafts are made with int8 copies of the matrices.
 
     Raises:
         ValueError: names the field, what was given and what is wanted.
@@ -50,6 +51,7 @@ class SkipFile:
     dtype: str
     vocabulary: tuple[int, ...] | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
+    int8: bool = False
 
     def __post_init__(self) -> None:
         check_label("model", self.model)
@@ -61,6 +63,8 @@ class SkipFile:
         self.skips.check_layers(self.layers)
         if self.vocabulary is not None:
             check_vocabulary(self.vocabulary, _MAX_VOCAB)
+        if not isinstance(self.int8, bool):
+            raise ValueError(f"int8: got {shown(self.int8)}, want true or false")
         if not isinstance(self.measured, Mapping):
             raise ValueError(f"measured: got {shown(self.measured)}, want an object")
 
@@ -82,6 +86,7 @@ class SkipFile:
         if values.get("format") != FORMAT:
             raise ValueError(f"format: got {shown(values.get('format'))}, want {FORMAT!r}")
         check_integer("version", values.get("version"), VERSION, VERSION)
+        values = {"int8": False, **values}  # it may be left out
         check_keys("the file", values, _KEYS)
         model = values["model"]
         if not isinstance(model, dict):
@@ -97,6 +102,7 @@ class SkipFile:
             values["dtype"],
             None if vocabulary is None else tuple(_list("vocabulary", vocabulary)),
             values["measured"],
+            values["int8"],
         )
 
     def write(self, path: str | Path) -> None:
@@ -112,6 +118,7 @@ class SkipFile:
                 "mixers": sorted(self.skips.mixers),
                 "mlps": sorted(self.skips.mlps),
                 "vocabulary": None if self.vocabulary is None else list(self.vocabulary),
+                "int8": self.int8,
                 "measured": dict(self.measured),
             },
         )
