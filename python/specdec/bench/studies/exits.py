@@ -27,6 +27,7 @@ WIDEN = 3
 TREES = ("2,1", "auto")
 NAMES = {"auto": "pruned"}
 POSITIONS = 8  # of acceptance by position, in the table
+LARGE = 50_000_000  # weights from which fewer prompts have to do
 EVERY = "Every round drafts"
 LEGEND = (
     "Accepted: drafted tokens that were kept. a: chance that one is, given that those before it were. c: "
@@ -117,19 +118,24 @@ def measure(lab: Lab, step: Step) -> Result:
         [entry for group in groups for entry in group.entries],
         lab.units(1, _each(lab)),
         batch=1,
-        count=24 if lab.quick else 64,
+        count=_tokens(lab),
         repeats=_repeats(lab),
         step=after("exits", step),
     )
     names = [group.name for group in groups for _ in group.entries]
     about = {group.name: group.about for group in groups}
     rows = [{"group": name} | row | costs_of(row) for name, row in zip(names, found, strict=True)]
-    return {"about": about, "rows": rows}
+    runs = f"{len(lab.units(1, _each(lab)))} prompts, {_tokens(lab)} tokens each, {_repeats(lab)} turns."
+    return {"about": about, "runs": runs, "rows": rows}
 
 
 def _each(lab: Lab) -> int:
     """Prompts of each kind."""
-    return 1 if lab.quick else 2
+    return 1 if lab.quick or lab.model.num_parameters > LARGE else 2
+
+
+def _tokens(lab: Lab) -> int:
+    return 24 if lab.quick else 64
 
 
 def _repeats(lab: Lab) -> int:
@@ -168,7 +174,7 @@ def sections(result: Result) -> list[Section]:
     made = [
         Section(
             name,
-            [about, *([] if name != EVERY else [LEGEND])],
+            [about, *([] if name != EVERY else [LEGEND, result["runs"]])],
             [
                 "",
                 "speedup",
