@@ -51,7 +51,7 @@ def measure(lab: Lab, step: Step) -> Result:
     functions: dict[str, Callable[[], object]] = {"plain": passes.verify(0)}
     functions |= {f"verify {n}": passes.verify(n) for n in DRAFTS}
     functions |= {name: passes.draft(view) for name, view in views.items()}
-    us = interleaved(functions, 1.0 if lab.quick else 60.0, layers=1)
+    us = interleaved(functions, 1.0 if lab.quick else 30.0, layers=1)
     step("passes")
     bandwidth = _bandwidth()
     step("memory")
