@@ -27,7 +27,6 @@ WIDEN = 3
 TREES = ("2,1",)
 
 POSITIONS = 8  # of acceptance by position, in the table
-LARGE = 50_000_000  # weights from which fewer prompts have to do
 EVERY = "Every round drafts"
 LEGEND = (
     "Accepted: drafted tokens that were kept. a: chance that one is, given that those before it were. c: "
@@ -129,11 +128,11 @@ def measure(lab: Lab, step: Step) -> Result:
 
 def _each(lab: Lab) -> int:
     """Prompts of each kind."""
-    return 1 if lab.quick or lab.model.num_parameters > LARGE else 2
+    return 1 if lab.quick or lab.large else 2
 
 
 def _tokens(lab: Lab) -> int:
-    return 24 if lab.quick else 64
+    return 24 if lab.quick else 32 if lab.large else 64
 
 
 def _repeats(lab: Lab) -> int:
@@ -169,7 +168,6 @@ def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
 def sections(result: Result) -> list[Section]:
     """A table a group, acceptance by position, and speedups by kind of prompt."""
     rows = result["rows"]
-    plain = 1.0 / rows[0]["plain_seconds_per_round"]
     made = [
         Section(
             name,

@@ -18,6 +18,7 @@ from specdec.models.llama import LlamaForCausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.tokenizer import Tokenizer
 
+LARGE = 50_000_000  # weights
 Step = Callable[[str], None]  # told what was measured
 
 
@@ -76,6 +77,11 @@ class Lab:
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
         self._drafter_models: dict[DrafterSpec, CausalLM | RecurrentDrafterModel | None] = {}
+
+    @property
+    def large(self) -> bool:
+        """Whether fewer prompts and tokens have to do, as the target is large."""
+        return self.model.num_parameters > LARGE
 
     def units(self, batch: int, each: int) -> list[Unit]:
         """Batches of prompts of one kind, at most `each` of every kind (with --quick one)."""
