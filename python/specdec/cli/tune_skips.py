@@ -66,6 +66,7 @@ def run(options: Options) -> int:
     with console.status("similarity of hidden states"):
         evaluator = skips.evaluator_of(target, times)
         proposed = [s.skips for s in skips.proposed(evaluator.similar(), model.num_layers)]
+        evaluator = skips.evaluator_of(target, times, _depth(search, evaluator, proposed))
     with interruptible() as asked:
 
         def stopped() -> bool:
@@ -146,6 +147,18 @@ def _times(target: skips.Target, search: SkipSearch | None, seconds: float) -> R
     if search is not None:
         search.note("times", times.as_dict())
     return times
+
+
+def _depth(search: SkipSearch | None, evaluator: Evaluator, proposed: list[SkipSet]) -> int:
+    """Most drafts of a round; a search goes on with what it began with."""
+    saved = None if search is None else search.noted("depth")
+    if saved is not None:
+        check_integer("depth", saved, 1, skips.DEPTH)
+        return int(saved)
+    depth = skips.useful_depth(evaluator, proposed)
+    if search is not None:
+        search.note("depth", depth)
+    return depth
 
 
 def _tried(

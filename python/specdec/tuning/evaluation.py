@@ -35,13 +35,22 @@ class Evaluator:
         model: the target.
         texts: prompts and the model's greedy continuations.
         times: what rounds take.
+        depth: most drafts of a round; None for as many as the times know.
         parts: of the texts, after each of which an evaluation may end.
     """
 
-    def __init__(self, model: SkippableLM, texts: Sequence[Text], times: RoundTimes, parts: int = 4) -> None:
+    def __init__(
+        self,
+        model: SkippableLM,
+        texts: Sequence[Text],
+        times: RoundTimes,
+        depth: int | None = None,
+        *,
+        parts: int = 4,
+    ) -> None:
         self._model = model
         self._times = times
-        depth = len(times.verify) - 1
+        depth = len(times.verify) - 1 if depth is None else depth
         size = -(-len(texts) // parts)
         self._readings = [Reading(model, texts[i : i + size], depth) for i in range(0, len(texts), size)]
 

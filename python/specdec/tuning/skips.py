@@ -35,6 +35,7 @@ PROPOSED = 16  # sets that the similarity of hidden states proposes
 FINALISTS = 3  # beside the best of these
 CONTEST_TOKENS, CONTEST_TURNS = 48, 2
 ADVICE_TOKENS, ADVICE_TURNS = 64, 3
+SPARE = 2  # drafts that the search looks at beyond those that seem to pay
 WAYS = 3  # of drafting with the chosen set
 TIMING = 0.06  # of the seconds of a search that measuring times gets
 LEAST_GAIN = 0.2  # a set that leaves out less than this part of the sub-layers is not proposed
@@ -266,6 +267,15 @@ def finalists(trials: Sequence[Trial]) -> list[Trial]:
     return [*best, warm[0]]
 
 
-def evaluator_of(target: Target, times: RoundTimes) -> Evaluator:
-    """Evaluates sets on the target's texts."""
-    return Evaluator(target.model, target.texts.searched, times)
+def evaluator_of(target: Target, times: RoundTimes, depth: int | None = None) -> Evaluator:
+    """Evaluates sets on the target's texts, with at most `depth` drafts a round."""
+    return Evaluator(target.model, target.texts.searched, times, depth)
+
+
+def useful_depth(evaluator: Evaluator, sets: Sequence[SkipSet]) -> int:
+    """How many drafts a round a search should look at: more than the best of these sets would make, by what a
+    part of the texts says. A model whose drafts are soon wrong is searched faster so.
+    """
+    policies = [evaluator(skips, lambda paces: True).policy for skips in sets]
+    best = min(policies, key=lambda policy: policy.pace)
+    return min(DEPTH, best.length + SPARE)
