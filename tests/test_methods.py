@@ -265,7 +265,14 @@ def test_sets_that_change_by_their_name(model: CausalLM, tmp_path: Path) -> None
         spec.check_acceptance("k-seq")
         assert load_drafter_model(spec, model, dtype=torch.float32) is not None
     assert not DrafterSpec.skipping("./online", exit="fixed").online
-    with pytest.raises(ValueError, match="skip: got 'online:', want a file, online or online:FILE"):
+    spec = DrafterSpec.skipping("none", exit="fixed", int8=True)
+    drafter = build_drafter(spec, model, MethodOptions(), dtype=torch.float32)
+    assert isinstance(drafter, LayerSkipDrafter)
+    assert drafter.stepped.num_parameters < model.num_parameters
+    assert spec.label == "skip:none int8 exit fixed"
+    with pytest.raises(ValueError, match="skip: got 'none', which drafts as dearly as it decodes"):
+        DrafterSpec.skipping("none", exit="fixed")
+    with pytest.raises(ValueError, match="skip: got 'online:', want a file, online, online:FILE or none"):
         DrafterSpec.skipping("online:", exit="fixed")
 
 

@@ -100,7 +100,11 @@ def test_self_speculative_study_has_every_exit(self_speculative: tuple[Path, Res
     names = {"self-speculative.json", "self-speculative.md", "self-speculative-exits.png"}
     assert {path.name for path in out.iterdir()} == names
     rows = json.loads((out / "self-speculative.json").read_text())["exits"]["rows"]
-    assert {row["group"] for row in rows} == {"Every round drafts", "Rounds draft where it pays"}
+    assert {row["group"] for row in rows} == {
+        "Every round drafts",
+        "Rounds draft where it pays",
+        "Drafts from int8 weights, where it pays",
+    }
     assert {"fixed, 2 tokens", "static, 0.6", "adaptive, alpha 0.85", "priced"} <= {r["name"] for r in rows}
     for row in rows:
         assert row["different_tokens"] == 0

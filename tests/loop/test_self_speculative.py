@@ -118,6 +118,41 @@ def test_skipping_nothing_is_always_right(model, plain, exit):
     assert loop.statistics.accepted == loop.statistics.drafted
 
 
+@pytest.mark.parametrize("slots", [1, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_drafts_change_no_text(model, plain, shape, slots):
+    view = model.skipping(SkipSet.of([1], []), int8=True)
+    drafter = Watched(view, model.new_cache(slots), exit=ADAPTIVE, branching=SHAPES[shape])
+    loop = Loop(
+        model,
+        drafter,
+        slots=slots,
+        budget=DraftBudget(6, adaptive=False, whole=True),
+        observer=CacheAuditor(model, slots),
+        cache=drafter.cache,
+    )
+    assert [r.tokens for r in loop.run(requests())] == plain
+    assert 0 < loop.statistics.accepted < loop.statistics.drafted
+
+
+def test_int8_copies_are_nearly_the_model_and_read_a_part_of_it(model):
+    view = model.skipping(SkipSet(), int8=True)
+    loop = self_speculative(model, SkipSet(), exit=FixedLength(), int8=True, max_draft=3, adaptive=False)
+    loop.run(requests())
+    assert loop.statistics.acceptance_rate > 0.8
+    assert view.head.dtype == torch.int8
+    assert model.head.dtype != torch.int8
+    assert view.num_parameters == model.num_parameters // model.head.dtype.itemsize
+    other = model.skipping(SOME, [3, 5, 7], int8=True)
+    assert other.head.dtype == torch.int8
+    assert other._layers is view._layers  # made once
+    assert model.first_layers(2).skipping(SkipSet(), int8=True).num_layers == 2
+    tokens, slots = torch.tensor([[5, 6, 7]]), torch.zeros(1, dtype=torch.int32)
+    exact, _ = model.forward(tokens, cache=model.new_cache(1), slots=slots)
+    near, _ = view.forward(tokens, cache=model.new_cache(1), slots=slots)
+    assert not torch.equal(exact, near)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_texts_are_plain_decodings(family):
     model = FAMILIES[family](num_hidden_layers=4, dtype=torch.bfloat16)

@@ -94,6 +94,14 @@ _EXITS = (
     "adaptive takes the paper's settings, of which adaptive:gamma0=0.6,alpha=0.85,eps=0.01,beta1=0.5,"
     "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
 )
+DraftInt8 = Annotated[
+    bool,
+    typer.Option(
+        "--draft-int8",
+        help="For self-speculative: draft with int8 copies of the weights, a quarter of the bytes of "
+        "float32. With it --skip none leaves nothing out.",
+    ),
+]
 FixedDraft = Annotated[
     bool,
     typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),
@@ -200,6 +208,7 @@ def generate(
             help=f"When drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.", show_default=False
         ),
     ] = None,
+    draft_int8: DraftInt8 = False,
     compare: Annotated[
         bool,
         typer.Option(
@@ -243,6 +252,7 @@ def generate(
         fixed_draft=fixed_draft,
         skip=skip,
         draft_exit=draft_exit,
+        draft_int8=draft_int8,
         compare=compare,
         json=json,
         stream=stream,
@@ -298,6 +308,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    draft_int8: DraftInt8 = False,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -365,6 +376,7 @@ def bench(
         fixed_draft=fixed_draft,
         skip=skip,
         draft_exit=draft_exit,
+        draft_int8=draft_int8,
         commit=commit.value,
         json=json,
         plot=plot,

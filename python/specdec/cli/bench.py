@@ -54,6 +54,7 @@ class Options:
     fixed_draft: bool
     skip: Path | None
     draft_exit: str | None
+    draft_int8: bool
     commit: str
     json: Path | None
     plot: Path | None
@@ -69,7 +70,10 @@ def run(options: Options) -> int:
             DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
             for name in split_list(given, "--drafter")
         ]
-        skipping = [skip_spec(options.skip, exit, options.draft_tree) for exit in _exits(options.draft_exit)]
+        skipping = [
+            skip_spec(options.skip, exit, options.draft_tree, int8=options.draft_int8)
+            for exit in _exits(options.draft_exit)
+        ]
         rules = split_list(options.acceptance, "--acceptance")
         specs = {name: _specs_of(name, drafters, skipping) for name in methods}
         for spec in dict.fromkeys([*drafters, *(spec for found in specs.values() for spec in found)]):
@@ -93,6 +97,7 @@ def run(options: Options) -> int:
         fixed_draft=options.fixed_draft,
         skip=options.skip,
         draft_exit=options.draft_exit,
+        draft_int8=options.draft_int8,
     )
     _check_outputs(options)
 

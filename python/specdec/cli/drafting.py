@@ -10,7 +10,7 @@ from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance.params import SamplingParams
 from specdec.bench.machine import cpu_model
 from specdec.cli.errors import note
-from specdec.methods import DRAFT_EXIT, DrafterSpec, load_skip_file
+from specdec.methods import DRAFT_EXIT, NOTHING, DrafterSpec, load_skip_file
 from specdec.models.base import CausalLM
 
 
@@ -34,6 +34,7 @@ def check_useful(
     fixed_draft: bool,
     skip: Path | None,
     draft_exit: str | None,
+    draft_int8: bool,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
 
@@ -46,13 +47,16 @@ def check_useful(
         fixed_draft: `--fixed-draft`.
         skip: `--skip`, None where it was not given.
         draft_exit: `--draft-exit`, likewise.
+        draft_int8: `--draft-int8`.
 
     Raises:
         ValueError: naming the option.
     """
-    for name, given in (("--skip", skip), ("--draft-exit", draft_exit)):
+    given_options = (("--skip", skip), ("--draft-exit", draft_exit), ("--draft-int8", draft_int8 or None))
+    for name, given in given_options:
         if given is not None and not any(spec.kind == "skip" for spec in drafters):
-            raise ValueError(f"{name}: got {given}, but only the method self-speculative takes it")
+            told = "" if given is True else f"got {given}, but "
+            raise ValueError(f"{name}: {told}only the method self-speculative takes it")
     if list(rules) != ["auto"] and not drafters:
         raise ValueError(f"--acceptance: got {','.join(rules)}, but no method here drafts anything")
     if list(rules) != ["auto"] and sampling.greedy:
@@ -68,20 +72,23 @@ def check_useful(
         raise ValueError("--fixed-draft: no method here drafts anything")
 
 
-def skip_spec(skip: Path | None, draft_exit: str | None, draft_tree: str | None) -> DrafterSpec:
+def skip_spec(
+    skip: Path | None, draft_exit: str | None, draft_tree: str | None, *, int8: bool = False
+) -> DrafterSpec:
     """The drafter of the method self-speculative, from `--skip`, `--draft-exit` and `--draft-tree`, each None
-    where it was not given.
+    where it was not given, and `--draft-int8`.
 
     Raises:
         ValueError: naming the argument.
     """
     file = None if skip is None else str(skip)
-    return DrafterSpec.skipping(file, exit=DRAFT_EXIT if draft_exit is None else draft_exit, tree=draft_tree)
+    exit = DRAFT_EXIT if draft_exit is None else draft_exit
+    return DrafterSpec.skipping(file, exit=exit, tree=draft_tree, int8=int8)
 
 
 def note_other_machine(spec: DrafterSpec, model: CausalLM, dtype: str) -> None:
     """Says so on stderr where the set of `--skip` was chosen on another device or for another dtype."""
-    if spec.kind != "skip" or not spec.model:
+    if spec.kind != "skip" or spec.model in ("", NOTHING):
         return
     file = load_skip_file(spec, model)
     device = cpu_model()

@@ -72,6 +72,7 @@ class Options:
     fixed_draft: bool
     skip: Path | None
     draft_exit: str | None
+    draft_int8: bool
     compare: bool
     json: bool
     stream: bool
@@ -181,7 +182,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
                 raise ValueError(
                     f"drafter: got {options.drafter!r}, but with {options.method} the target itself drafts"
                 )
-            spec = skip_spec(options.skip, options.draft_exit, options.draft_tree)
+            spec = skip_spec(options.skip, options.draft_exit, options.draft_tree, int8=options.draft_int8)
         elif method.drafts:
             name = default_drafter(options.model) if options.drafter is None else options.drafter
             spec = DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
@@ -202,6 +203,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         fixed_draft=options.fixed_draft,
         skip=options.skip,
         draft_exit=options.draft_exit,
+        draft_int8=options.draft_int8,
     )
     if options.logprobs is not None and not options.json:
         raise ValueError("--logprobs: they are part of the JSON, want --json as well")

@@ -126,6 +126,7 @@ class OnlineSkipDrafter(LayerSkipDrafter):
         skips: the set to begin with.
         cache: the target's, that of the loop.
         vocabulary: the only tokens that are drafted, ascending; None: all.
+        int8: whether it drafts with int8 copies of the target's matrices.
         share: of the decoding time, for choosing.
         options: further arguments of `LayerSkipDrafter`; `draw` is False.
 
@@ -147,10 +148,11 @@ class OnlineSkipDrafter(LayerSkipDrafter):
         cache: DecodingCache,
         *,
         vocabulary: Sequence[int] | None = None,
+        int8: bool = False,
         share: float = SHARE,
         **options: Any,
     ) -> None:
-        self.view = model.skipping(skips, vocabulary)
+        self.view = model.skipping(skips, vocabulary, int8=int8)
         super().__init__(self.view, cache, draw=False, **options)
         check_number("share", share, 0.0, math.inf)
         self.skips = skips
@@ -164,7 +166,7 @@ class OnlineSkipDrafter(LayerSkipDrafter):
         self._trial: _Trial | None = None
         self._queue: list[SkipSet] = []
         self._rounds = 0
-        self._poor = len(skips) == 0
+        self._poor = self._cost(self.view) >= 1.0
         self._asked = False  # whether similarity was
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
@@ -179,10 +181,12 @@ class OnlineSkipDrafter(LayerSkipDrafter):
             self._window = None  # its keys and values are overwritten by the next sequence
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """See `LayerSkipDrafter`; nothing from a set that leaves nothing out, which drafts as dearly as it
-        decodes.
+        """See `LayerSkipDrafter`; nothing from a view that reads as much as the target, so drafts as dearly
+        as it decodes.
         """
-        return super().propose(requests) if self.skips else [Proposal.empty()] * len(requests)
+        if self._cost(self.view) >= 1.0:
+            return [Proposal.empty()] * len(requests)
+        return super().propose(requests)
 
     def observe(
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from specdec._rules import RULES
-from specdec.methods.spec import DEFAULT_DRAFTER, DrafterSpec
+from specdec.methods.spec import DEFAULT_DRAFTER, NOTHING, DrafterSpec
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
     from specdec.models.skip_file import SkipFile
+    from specdec.models.skipping import SkipSet
 
     DrafterModel = CausalLM | RecurrentDrafterModel
 
@@ -92,15 +93,15 @@ def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draf
     """A drafter that begins with a set, or with nothing where none comes with the target, and changes it."""
     from specdec.drafters.draft_exit import parse_exit
     from specdec.drafters.online_skips import OnlineSkipDrafter
-    from specdec.models.skipping import SkipSet
 
-    file = find_skip_file(spec, target)
+    skips, vocabulary = skipped_by(spec, target)
     end = parse_exit(spec.exit)
     return OnlineSkipDrafter(
         cast("SkippableLM", target),
-        SkipSet() if file is None else file.skips,
+        skips,
         target.new_cache(options.slots),
-        vocabulary=None if file is None else file.vocabulary,
+        vocabulary=vocabulary,
+        int8=spec.int8,
         exit=end.exit,
         widen=end.widen,
         branching=spec.shape,
@@ -120,10 +121,8 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             with no drafter or set, or it has no more layers than the exit.
     """
     if spec.kind == "skip":
-        file = find_skip_file(spec, target) if spec.online else load_skip_file(spec, target)
-        if file is None:
-            return target  # the set is yet to be found
-        return cast("SkippableLM", target).skipping(file.skips, file.vocabulary)
+        skips, vocabulary = skipped_by(spec, target)
+        return cast("SkippableLM", target).skipping(skips, vocabulary, int8=spec.int8)
     if spec.kind == "model":
         from specdec.models import load_model
 
@@ -148,6 +147,20 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
         )
     return target.first_layers(spec.layers)
+
+
+def skipped_by(spec: DrafterSpec, target: CausalLM) -> tuple[SkipSet, tuple[int, ...] | None]:
+    """The sub-layers that a "skip" drafter leaves out, at first where it is online, and what it may draft.
+
+    Raises:
+        ValueError: as `load_skip_file`; without a set an online drafter begins with nothing.
+    """
+    from specdec.models.skipping import SkipSet
+
+    if spec.model == NOTHING:
+        return SkipSet(), None
+    file = find_skip_file(spec, target) if spec.online else load_skip_file(spec, target)
+    return (SkipSet(), None) if file is None else (file.skips, file.vocabulary)
 
 
 def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:

@@ -32,6 +32,7 @@ def self_speculative(
     branching: Sequence[int] | TreeShape = (1,),
     widen: int = 1,
     vocabulary: Sequence[int] | None = None,
+    int8: bool = False,
     draw: bool = True,
 ) -> Loop:
     """The loop with a view of the model as drafter.
@@ -49,6 +50,7 @@ def self_speculative(
         branching: shape of the drafts, see `LayerSkipDrafter`.
         widen: most children of the node at which a chain ends, see `LayerSkipDrafter`.
         vocabulary: the only tokens that are drafted, ascending; None: all.
+        int8: draft with int8 copies of the model's matrices, which pays where memory is the bottleneck.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens, and
             a seed's text is that of plain sampling.
 
@@ -56,7 +58,7 @@ def self_speculative(
         ValueError: an argument is not one of the above.
     """
     drafter = LayerSkipDrafter(
-        model.skipping(skips, vocabulary),
+        model.skipping(skips, vocabulary, int8=int8),
         model.new_cache(slots),
         exit=exit,
         branching=branching,

@@ -29,7 +29,7 @@ DEFAULT_DRAFTER = "ngram"
 DRAFT_EXIT = "priced"
 """When drafts of the method self-speculative end, where nothing else is said."""
 
-ONLINE = "online"
+ONLINE, NOTHING = "online", "none"
 _COMBINED = "+ngram"
 # Children of each node by depth where the user does not say.
 _TREES = {"model": "1", "exit": "1", "skip": "1", "adapted": "auto"}
@@ -75,6 +75,7 @@ class DrafterSpec:
         combined: whether what "adapted" drafts is joined with what "ngram" does.
         exit: when drafts of "skip" end, as `parse_exit` reads it; empty for others.
         online: whether "skip" changes its set while it drafts.
+        int8: whether "skip" drafts with int8 copies of the target's matrices.
     """
 
     kind: str
@@ -85,16 +86,21 @@ class DrafterSpec:
     combined: bool = False
     exit: str = ""
     online: bool = False
+    int8: bool = False
 
     @classmethod
-    def skipping(cls, file: str | None, *, exit: str, tree: str | None = None) -> DrafterSpec:
+    def skipping(
+        cls, file: str | None, *, exit: str, tree: str | None = None, int8: bool = False
+    ) -> DrafterSpec:
         """The target itself without some of its sub-layers.
 
         Args:
             file: which ones, a file of `specdec.models.skip_file`; None: those that come with the target.
-                "online" and "online:FILE" begin with these and change them while they draft.
+                "online" and "online:FILE" begin with these and change them while they draft, "none" leaves
+                nothing out.
             exit: when drafts end, see `specdec.drafters.draft_exit.parse_exit`.
             tree: as of `parse`; None: chains.
+            int8: draft with int8 copies of the matrices.
 
         Raises:
             ValueError: `exit` or `tree` is no such text, `file` is empty, or `exit` widens a tree.
@@ -106,9 +112,11 @@ class DrafterSpec:
         if online != ONLINE:
             online, colon, path = "", "", file or ""
         if file == "" or (colon and not path):
-            raise ValueError(f"skip: got {file!r}, want a file, {ONLINE} or {ONLINE}:FILE")
+            raise ValueError(f"skip: got {file!r}, want a file, {ONLINE}, {ONLINE}:FILE or {NOTHING}")
+        if path == NOTHING and not int8 and not online:
+            raise ValueError(f"skip: got {file!r}, which drafts as dearly as it decodes without int8 weights")
         shape = _tree_of("skip", tree)
-        spec = cls("skip", path, tree=shape, exit=exit.strip(), online=bool(online))
+        spec = cls("skip", path, tree=shape, exit=exit.strip(), online=bool(online), int8=int8)
         if widen > 1 and not spec.shape.is_chain:
             raise ValueError(
                 f"draft_exit: got {exit!r}, but only chains are widened, not the tree {spec.tree}"
@@ -182,7 +190,8 @@ class DrafterSpec:
         if self.kind == "oracle":
             return f"{self.name} p={self.p:g}"
         parts = (("tree", self.other_tree), ("exit", self.exit))
-        return " ".join([self.name, *(f"{name} {value}" for name, value in parts if value)])
+        told = [self.name, *(["int8"] if self.int8 else [])]
+        return " ".join([*told, *(f"{name} {value}" for name, value in parts if value)])
 
     @property
     def needs_continuations(self) -> bool:

@@ -161,8 +161,10 @@ class SkippableLM(CausalLM, Protocol):
     def num_layers(self) -> int:
         """Blocks, each of a token mixer and an MLP."""
 
-    def skipping(self, skips: SkipSet, vocabulary: Sequence[int] | None = None) -> SkippingView:
-        """A view of this model that leaves sub-layers out. The weights are shared.
+    def skipping(
+        self, skips: SkipSet, vocabulary: Sequence[int] | None = None, *, int8: bool = False
+    ) -> SkippingView:
+        """A view of this model that leaves sub-layers out. The weights are shared, unless they are `int8`.
 
         It reads this model's caches: layers have the numbers that they have here, and a skipped mixer leaves
         nothing in a `Round`, so what the view makes can be a prefix of its own next passes but is not for
@@ -172,6 +174,7 @@ class SkippableLM(CausalLM, Protocol):
         Args:
             skips: what is left out, of this model's layers.
             vocabulary: the only tokens that it has logits for, ascending; None: all.
+            int8: whether its matrices are int8 copies, which are made with the first such view and kept.
 
         Raises:
             ValueError: `skips` names a layer that is not there, `vocabulary` is none, or is given to a view

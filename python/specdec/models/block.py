@@ -6,6 +6,7 @@ A model is a stack of blocks between an embedding and a head; a recurrent drafte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -79,6 +80,19 @@ class GatedDeltaNetBlock:
             torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]), dtype
         )
         self._down = ops.pack_weight(get("mlp.down_proj.weight"), dtype)
+        self._gather()
+
+    def to_int8(self) -> GatedDeltaNetBlock:
+        """A copy whose matrices are int8: for drafts, as it computes something else."""
+        part = copy(self)
+        part._projections, part._out = self._projections.to_int8(), self._out.to_int8()
+        part._gate_up, part._down = self._gate_up.to_int8(), self._down.to_int8()
+        part._gather()
+        return part
+
+    def _gather(self) -> None:
+        """Puts the weights together as `ops.verify_block` takes them."""
+        c = self._config
         self.weights = ops.BlockWeights(
             mixer_norm=self._mixer_norm,
             projections=self._projections,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from specdec.models.llama_config import LlamaConfig
 from specdec.models.skip_file import check_vocabulary
 from specdec.models.skipping import SkipSet
 
+T = TypeVar("T")
 M = TypeVar("M", bound="Layered")
 
 
@@ -44,6 +45,13 @@ class Pass(NamedTuple):
     pending: PendingRound | None
     prefix: Steps | None
     rotation: Tensor | None
+
+
+class Block(Protocol):
+    """A block, as far as the stack knows it."""
+
+    def to_int8(self: T) -> T:
+        """A copy with int8 matrices."""
 
 
 class Layered(ABC):
@@ -67,8 +75,10 @@ class Layered(ABC):
     _final_norm: Tensor
     _eps: float
     _spec: LayerSpec | KVSpec
-    _layers: Sequence[object]
+    _layers: Sequence[Block]
     _skips = SkipSet()
+    _int8: Layered | None = None  # the model with int8 matrices, once a view asked for it
+    _bytes_saved = 1  # by int8 copies: a weight's bytes over those of its copy
     _reads: frozenset[int] | None = None  # layers whose memory a view reads; None: no view
 
     @abstractmethod
@@ -107,11 +117,14 @@ class Layered(ABC):
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights that a decode step reads, the embedding counted with a tied head."""
+        """Number of weights that a decode step reads, the embedding counted with a tied head; int8 copies are
+        counted by their bytes, in weights of the model that they are copies of.
+        """
         c, skips = self.config, self._skips
         skipped = len(skips.mixers) * c.mixer_parameters + len(skips.mlps) * c.mlp_parameters
         columns = c.vocab_size if self.vocabulary is None else len(self.vocabulary)
-        return c.num_parameters - skipped - (c.vocab_size - columns) * c.hidden_size
+        read = c.num_parameters - skipped - (c.vocab_size - columns) * c.hidden_size
+        return read // self._bytes_saved
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -128,23 +141,38 @@ class Layered(ABC):
         part = copy(self)
         part.config = self.config.first_layers(count)
         part._layers = self._layers[:count]
+        part._int8 = None
         part.source = None
         return part
 
-    def skipping(self: M, skips: SkipSet, vocabulary: Sequence[int] | None = None) -> M:
+    def skipping(
+        self: M, skips: SkipSet, vocabulary: Sequence[int] | None = None, *, int8: bool = False
+    ) -> M:
         """A view of this model that leaves sub-layers out; see `SkippableLM.skipping`."""
         skips.check_layers(len(self._layers))
         if vocabulary is not None and self.vocabulary is not None:
             raise ValueError("vocabulary: this view has one already, want a view of the whole model")
-        view = copy(self)
+        view = copy(self._int8_copy() if int8 else self)
         view._skips = skips
         view._reads = frozenset(range(len(self._layers))) - skips.mixers
         view.source = None
         if vocabulary is not None:
             check_vocabulary(vocabulary, self.vocab_size)
             view.vocabulary = torch.tensor(list(vocabulary))
-            view._head = ops.pack_weight(self._head.unpack()[view.vocabulary])
+            head = self._head.unpack()[view.vocabulary]
+            view._head = ops.pack_weight(head.float(), torch.int8) if int8 else ops.pack_weight(head)
         return view
+
+    def _int8_copy(self: M) -> M:
+        """This model with int8 matrices, made once."""
+        if self._int8 is None:
+            part = copy(self)
+            part._layers = [layer.to_int8() for layer in self._layers]
+            part._head = self._head.to_int8()
+            part._bytes_saved = self._head.dtype.itemsize
+            self._int8 = part
+        assert isinstance(self._int8, type(self))
+        return self._int8
 
     def sub_layers(
         self,

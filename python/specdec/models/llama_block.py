@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -40,6 +41,13 @@ class LlamaBlock:
         self._mlp_norm = weights[f"{prefix}post_attention_layernorm.weight"].float()
         self._gate_up = pack("mlp.gate_proj", "mlp.up_proj")
         self._down = pack("mlp.down_proj")
+
+    def to_int8(self) -> LlamaBlock:
+        """A copy whose matrices are int8: for drafts, as it computes something else."""
+        part = copy(self)
+        part._qkv, part._out = self._qkv.to_int8(), self._out.to_int8()
+        part._gate_up, part._down = self._gate_up.to_int8(), self._down.to_int8()
+        return part
 
     def prefill(self, x: Tensor, *, rotation: Tensor, lengths: Sequence[int]) -> tuple[Tensor, KVEntries]:
         """Runs whole prompts.

@@ -66,6 +66,10 @@ class PackedWeight:
             data = data.transpose(2, 3).reshape(-1, self.in_features, _PANEL)  # [panels, in, 32]
         return data.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
 
+    def to_int8(self) -> PackedWeight:
+        """A copy in int8, rounded as `pack_weight` does it."""
+        return pack_weight(self.unpack().float(), torch.int8, bias=self.bias)
+
     def __repr__(self) -> str:
         bias = "" if self.bias is None else ", bias"
         return f"PackedWeight(out={self.out_features}, in={self.in_features}, {self.dtype}{bias})"

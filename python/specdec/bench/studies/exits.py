@@ -16,7 +16,7 @@ from typing import Any
 from specdec.bench.studies.lab import Entry, Lab, Step, after
 from specdec.bench.studies.section import Section, times
 from specdec.budget import expected_tokens
-from specdec.methods import DrafterSpec
+from specdec.methods import NOTHING, DrafterSpec
 
 TITLE = "Where drafts end"
 MOST = 12  # draft tokens, as in the paper
@@ -49,8 +49,17 @@ class Group:
 def plan(lab: Lab) -> list[Group]:
     """What is measured; all of it takes turns."""
 
-    def entry(name: str, exit: str, *, most: int = MOST, adaptive: bool = False, tree: str = "1") -> Entry:
-        spec = DrafterSpec.skipping(lab.skip, exit=exit, tree=tree)
+    def entry(
+        name: str,
+        exit: str,
+        *,
+        most: int = MOST,
+        adaptive: bool = False,
+        tree: str = "1",
+        int8: bool = False,
+        skip: str | None = lab.skip,
+    ) -> Entry:
+        spec = DrafterSpec.skipping(skip, exit=exit, tree=tree, int8=int8)
         return Entry(name, spec, max_draft=most, adaptive=adaptive)
 
     lengths, thresholds, targets = ((2, 6), (0.6,), (0.85,)) if lab.quick else (LENGTHS, THRESHOLDS, TARGETS)
@@ -81,6 +90,16 @@ def plan(lab: Lab) -> list[Group]:
                 entry("adaptive, alpha 0.85", "adaptive", adaptive=True),
                 entry("static, 0.6", "static:0.6", adaptive=True),
                 entry("priced, tree pruned", "priced", adaptive=True, tree="auto"),
+            ],
+        ),
+        Group(
+            "Drafts from int8 weights, where it pays",
+            "`--draft-int8`: the drafts are made by copies of the matrices with one byte a weight, of the "
+            "same sub-layers or, `--skip none`, of all of them.",
+            [
+                entry("priced, int8", "priced", adaptive=True, int8=True),
+                entry("priced, int8, nothing skipped", "priced", adaptive=True, int8=True, skip=NOTHING),
+                entry("adaptive, int8, nothing skipped", "adaptive", adaptive=True, int8=True, skip=NOTHING),
             ],
         ),
     ]
