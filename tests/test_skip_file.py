@@ -56,7 +56,7 @@ def test_a_set_is_of_frozensets() -> None:
     [
         a_file(),
         a_file(skips=SkipSet(), dtype="bfloat16"),
-        a_file(vocabulary=(0, 5, 7), measured={"draft_cost": 0.4, "acceptance": [0.9, 0.8]}),
+        a_file(vocabulary=(0, 5, 7), int8=True, measured={"draft_cost": 0.4, "acceptance": [0.9, 0.8]}),
     ],
 )
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path, file: SkipFile) -> None:
@@ -75,6 +75,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path, file: SkipFile) -> 
         ({"extra": 1}, "extra.* unknown"),
         ({"device": None}, "device: got None"),
         ({"device": "a\nb"}, "device: got"),
+        ({"int8": 1}, "int8: got 1"),
         ({"dtype": "float16"}, "dtype: got 'float16', want float32 or bfloat16"),
         ({"mixers": "1"}, "mixers: got '1', want a list"),
         ({"mixers": [1, 1]}, "mixers: got .*at most once"),

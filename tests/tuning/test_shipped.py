@@ -1,4 +1,6 @@
-"""The sets that come with the package: of the models that they were found for, and what was measured of them."""
+"""The sets that come with the package: they are of the models that they were found for, and better than the
+similarity of hidden states.
+"""
 
 from __future__ import annotations
 

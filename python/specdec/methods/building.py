@@ -94,14 +94,14 @@ def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draf
     from specdec.drafters.draft_exit import parse_exit
     from specdec.drafters.online_skips import OnlineSkipDrafter
 
-    skips, vocabulary = skipped_by(spec, target)
+    skips, vocabulary, int8 = skipped_by(spec, target)
     end = parse_exit(spec.exit)
     return OnlineSkipDrafter(
         cast("SkippableLM", target),
         skips,
         target.new_cache(options.slots),
         vocabulary=vocabulary,
-        int8=spec.int8,
+        int8=int8,
         exit=end.exit,
         widen=end.widen,
         branching=spec.shape,
@@ -121,8 +121,8 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             with no drafter or set, or it has no more layers than the exit.
     """
     if spec.kind == "skip":
-        skips, vocabulary = skipped_by(spec, target)
-        return cast("SkippableLM", target).skipping(skips, vocabulary, int8=spec.int8)
+        skips, vocabulary, int8 = skipped_by(spec, target)
+        return cast("SkippableLM", target).skipping(skips, vocabulary, int8=int8)
     if spec.kind == "model":
         from specdec.models import load_model
 
@@ -149,8 +149,9 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
     return target.first_layers(spec.layers)
 
 
-def skipped_by(spec: DrafterSpec, target: CausalLM) -> tuple[SkipSet, tuple[int, ...] | None]:
-    """The sub-layers that a "skip" drafter leaves out, at first where it is online, and what it may draft.
+def skipped_by(spec: DrafterSpec, target: CausalLM) -> tuple[SkipSet, tuple[int, ...] | None, bool]:
+    """The sub-layers that a "skip" drafter leaves out, at first where it is online, what it may draft, and
+    whether with int8 copies of the matrices: where the name or the file of the set says so.
 
     Raises:
         ValueError: as `load_skip_file`; without a set an online drafter begins with nothing.
@@ -158,9 +159,11 @@ def skipped_by(spec: DrafterSpec, target: CausalLM) -> tuple[SkipSet, tuple[int,
     from specdec.models.skipping import SkipSet
 
     if spec.model == NOTHING:
-        return SkipSet(), None
+        return SkipSet(), None, spec.int8
     file = find_skip_file(spec, target) if spec.online else load_skip_file(spec, target)
-    return (SkipSet(), None) if file is None else (file.skips, file.vocabulary)
+    if file is None:
+        return SkipSet(), None, spec.int8
+    return file.skips, file.vocabulary, spec.int8 or file.int8
 
 
 def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specdec._checks import check_integer, check_keys, check_label, check_sha256, shown
+from specdec._checks import check_boolean, check_integer, check_keys, check_label, check_sha256, shown
 from specdec.models.checkpoint import write_json
 from specdec.models.config import read_json_object
 from specdec.models.skipping import MAX_LAYERS, SkipSet
@@ -19,7 +19,7 @@ VERSION = 1
 
 _MAX_BYTES = 16 << 20
 _MAX_VOCAB = 1 << 24
-_KEYS = ("format", "version", "model", "device", "dtype", "mixers", "mlps", "vocabulary", "measured")
+_KEYS = ("format", "version", "model", "device", "dtype", "mixers", "mlps", "vocabulary", "int8", "measured")
 _MODEL_KEYS = ("name", "sha256", "layers")
 _DTYPES = ("float32", "bfloat16")
 
@@ -36,6 +36,7 @@ class SkipFile:
         device: what the set was chosen on, such as the processor's name.
         dtype: of the activations then, "float32" or "bfloat16".
         vocabulary: the only tokens that are drafted, ascending; None: all.
+        int8: whether drafts are made with int8 copies of the model's matrices.
         measured: what whoever chose it measured, of any form that JSON has. Nothing here reads it.
 
     Raises:
@@ -49,6 +50,7 @@ class SkipFile:
     device: str
     dtype: str
     vocabulary: tuple[int, ...] | None = None
+    int8: bool = False
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class SkipFile:
         self.skips.check_layers(self.layers)
         if self.vocabulary is not None:
             check_vocabulary(self.vocabulary, _MAX_VOCAB)
+        check_boolean("int8", self.int8)
         if not isinstance(self.measured, Mapping):
             raise ValueError(f"measured: got {shown(self.measured)}, want an object")
 
@@ -96,6 +99,7 @@ class SkipFile:
             values["device"],
             values["dtype"],
             None if vocabulary is None else tuple(_list("vocabulary", vocabulary)),
+            values["int8"],
             values["measured"],
         )
 
@@ -112,6 +116,7 @@ class SkipFile:
                 "mixers": sorted(self.skips.mixers),
                 "mlps": sorted(self.skips.mlps),
                 "vocabulary": None if self.vocabulary is None else list(self.vocabulary),
+                "int8": self.int8,
                 "measured": dict(self.measured),
             },
         )

@@ -71,7 +71,12 @@ def evenly_skipped(layers: int, mixers: int, mlps: int) -> SkipSet:
 
 
 def measure_times(
-    model: SkippableLM, prompts: Sequence[Sequence[int]], depth: int, seconds: float
+    model: SkippableLM,
+    prompts: Sequence[Sequence[int]],
+    depth: int,
+    seconds: float,
+    *,
+    int8: bool = False,
 ) -> RoundTimes:
     """What drafts and verifications take.
 
@@ -85,6 +90,7 @@ def measure_times(
         prompts: decoded in turn.
         depth: most drafts K of a round.
         seconds: for all of it, about; four turns at least, the first of which does not count.
+        int8: whether drafts are made with int8 copies of the matrices.
     """
     layers = model.num_layers
     few, many = max(1, layers // 4), max(1, 3 * layers // 4)
@@ -100,6 +106,7 @@ def measure_times(
             exit=FixedLength(),
             max_draft=n,
             adaptive=False,
+            int8=int8,
         )
         for mixers, mlps, n in cases
     ]

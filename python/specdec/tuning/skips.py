@@ -51,16 +51,18 @@ class Target:
         name: as given.
         model: loaded.
         sha256: of its weights.
+        int8: whether it drafts with int8 copies of its matrices.
         texts: that it wrote.
     """
 
     name: str
     model: SkippableLM
     sha256: str
+    int8: bool
     texts: Texts
 
     @classmethod
-    def load(cls, name: str, dtype: str, text: Path) -> Target:
+    def load(cls, name: str, dtype: str, text: Path, *, int8: bool = False) -> Target:
         """Loads a model and has it write its texts.
 
         Raises:
@@ -76,7 +78,11 @@ class Target:
             held_out=HELD_OUT,
             new_tokens=PLACES + DEPTH,
         )
-        return cls(name, model, weights_sha256(source), texts)
+        return cls(name, model, weights_sha256(source), int8, texts)
+
+    def view(self, skips: SkipSet) -> SkippingView:
+        """What drafts without some sub-layers."""
+        return self.model.skipping(skips, int8=self.int8)
 
     def settings(self, dtype: str) -> dict[str, Any]:
         """What the trials of a search depend on."""
@@ -85,18 +91,22 @@ class Target:
             "texts": self.texts.sha256,
             "device": cpu_model(),
             "dtype": dtype,
+            "int8": self.int8,
             "threads": torch.get_num_threads(),
         }
 
 
 def times_of(target: Target, seconds: float) -> RoundTimes:
     """What rounds of the target take, measured for about so many seconds."""
-    return measure_times(target.model, target.texts.held_out, DEPTH, seconds)
+    return measure_times(target.model, target.texts.held_out, DEPTH, seconds, int8=target.int8)
 
 
-def proposed(similar: Sequence[Similar], layers: int) -> list[Similar]:
-    """Of the sets that leave the residual stream most similar, some of every size that is worth a trial."""
-    useful = [s for s in similar if len(s.skipped) >= LEAST_GAIN * 2 * layers]
+def proposed(similar: Sequence[Similar], layers: int, *, int8: bool = False) -> list[Similar]:
+    """Of the sets that leave the residual stream most similar, some of every size that is worth a trial: of
+    drafts with int8 weights also the smallest, as these gain without leaving anything out.
+    """
+    least = 0.0 if int8 else LEAST_GAIN * 2 * layers
+    useful = [s for s in similar if len(s.skipped) >= least]
     count = min(PROPOSED, len(useful))
     return [useful[i * len(useful) // count] for i in range(count)]
 
@@ -113,10 +123,10 @@ def loop_maker(
     return make
 
 
-def always(model: SkippableLM, skips: SkipSet, policy: Policy) -> Callable[[], Loop]:
+def always(target: Target, skips: SkipSet, policy: Policy) -> Callable[[], Loop]:
     """Makes loops that draft in every round as a policy says."""
-    exit = StaticThreshold(policy.threshold)
-    return loop_maker(model, model.skipping(skips), exit, max_draft=policy.length, adaptive=False)
+    exit, view = StaticThreshold(policy.threshold), target.view(skips)
+    return loop_maker(target.model, view, exit, max_draft=policy.length, adaptive=False)
 
 
 def contest(
@@ -131,7 +141,7 @@ def contest(
         The trials and their measured speedups, the fastest first; None where it was stopped.
     """
     model = target.model
-    makers = {f"set of trial {t.number}": always(model, t.skips, t.policy) for t in trials}
+    makers = {f"set of trial {t.number}": always(target, t.skips, t.policy) for t in trials}
     found = decode_in_turn(
         lambda: autoregressive(model),
         makers,
@@ -162,15 +172,15 @@ def advice_on(
         One for each, that of decoding as it comes first; None where it was stopped.
     """
     model = target.model
-    view = model.skipping(chosen.skips)
+    view = target.view(chosen.skips)
     makers = {
         "priced (the default)": loop_maker(model, view, None, max_draft=16, adaptive=True),
         "adaptive": loop_maker(model, view, AdaptiveExit(), max_draft=12, adaptive=True),
-        f"{label_of(chosen.policy)}": always(model, chosen.skips, chosen.policy),
+        f"{label_of(chosen.policy)}": always(target, chosen.skips, chosen.policy),
     }
     if warm_start.skips != chosen.skips:
         name = f"similarity: {label_of(warm_start.policy)}"
-        makers[name] = always(model, warm_start.skips, warm_start.policy)
+        makers[name] = always(target, warm_start.skips, warm_start.policy)
     found = decode_in_turn(
         lambda: autoregressive(model),
         makers,
@@ -227,6 +237,7 @@ class Outcome:
             target.model.num_layers,
             cpu_model(),
             dtype,
+            int8=target.int8,
             measured=self._measured(),
         )
 
@@ -269,7 +280,7 @@ def finalists(trials: Sequence[Trial]) -> list[Trial]:
 
 def evaluator_of(target: Target, times: RoundTimes, depth: int | None = None) -> Evaluator:
     """Evaluates sets on the target's texts, with at most `depth` drafts a round."""
-    return Evaluator(target.model, target.texts.searched, times, depth)
+    return Evaluator(target.model, target.texts.searched, times, depth, int8=target.int8)
 
 
 def useful_depth(evaluator: Evaluator, sets: Sequence[SkipSet]) -> int:
