@@ -354,3 +354,15 @@ def test_whole_drafts_are_verified_as_they_are() -> None:
         rejected.observe(8, 0)
     assert (kept.depth(), rejected.depth()) == (8, 0)
     assert 0 < cut.for_sequence(range(1, 9), 0.3).depth() < 8
+
+
+def test_rounds_of_a_fixed_length_do_not_teach_those_that_draft_what_pays() -> None:
+    rates = Rates()
+    fixed = DraftBudget(12, adaptive=False).for_loop(RoundCost(), rates)
+    for _ in range(400):
+        fixed.observe_round(1, 13, 1.0, 9.0, 1)
+    assert not rates.by_size
+    assert not rates.rests
+    adaptive = DraftBudget(12).for_loop(RoundCost(), rates)
+    adaptive.observe_round(1, 1, 1.0, 1.0, 1)
+    assert rates.by_size.keys() == {1}

@@ -112,7 +112,8 @@ def test_self_speculative_writes_the_same_text(tmp_path: Path) -> None:
     for more in (
         ["--draft-exit", "fixed", "--fixed-draft"],
         ["--draft-exit", "adaptive"],
-        ["--draft-int8", "--skip", "none"],
+        ["--skip", "none"],
+        ["--draft-int8"],
         ["--skip", str(path)],
     ):
         record = _json(*command, "self-speculative", "--max-draft", "4", *more)

@@ -96,7 +96,10 @@ SELF = ["--method", "self-speculative"]
         ),
         (["generate", "x", "--skip", "f"], ["--skip: got f, but only the method self-speculative"]),
         (["generate", "x", "--draft-int8"], ["--draft-int8: only the method self-speculative takes it"]),
-        (["generate", "x", *SELF, "--skip", "none"], ["--skip: got 'none', which drafts as dearly"]),
+        (
+            ["generate", "x", *SELF, "--skip", "none", "--no-draft-int8"],
+            ["--skip: got 'none', which drafts as dearly"],
+        ),
         (["bench", "--draft-exit", "fixed"], ["--draft-exit: got fixed, but only"]),
         (["generate", "x", *SELF, "--draft-exit", "late"], ["--draft-exit: got 'late', want priced"]),
         (["generate", "x", *SELF, "--draft-exit", "static:7"], ["--draft-exit: got 'static:7'"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -265,13 +266,19 @@ def test_sets_that_change_by_their_name(model: CausalLM, tmp_path: Path) -> None
         spec.check_acceptance("k-seq")
         assert load_drafter_model(spec, model, dtype=torch.float32) is not None
     assert not DrafterSpec.skipping("./online", exit="fixed").online
-    spec = DrafterSpec.skipping("none", exit="fixed", int8=True)
+    spec = DrafterSpec.skipping("none", exit="fixed")
     drafter = build_drafter(spec, model, MethodOptions(), dtype=torch.float32)
     assert isinstance(drafter, LayerSkipDrafter)
     assert drafter.stepped.num_parameters < model.num_parameters
-    assert spec.label == "skip:none int8 exit fixed"
     with pytest.raises(ValueError, match="skip: got 'none', which drafts as dearly as it decodes"):
-        DrafterSpec.skipping("none", exit="fixed")
+        DrafterSpec.skipping("none", exit="fixed", int8=False)
+    replace(SkipFile.read(path), int8=True).write(path)
+    whole = model.skipping(SkipSet.of([1], [0])).num_parameters
+    for int8, label in ((None, ""), (True, " int8"), (False, " own weights")):
+        spec = DrafterSpec.skipping(str(path), exit="fixed", int8=int8)
+        assert spec.label == f"skip:{path}{label} exit fixed"
+        view = load_drafter_model(spec, model, dtype=torch.float32)
+        assert (view.num_parameters < whole) == (int8 is not False)
     with pytest.raises(ValueError, match="skip: got 'online:', want a file, online, online:FILE or none"):
         DrafterSpec.skipping("online:", exit="fixed")
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import specdec
 from specdec.bench.operators import Workload
-from specdec.bench.studies import acceptance, commits, decoding, exits, specla, tree_verification
+from specdec.bench.studies import acceptance, commits, decoding, draft_costs, exits, specla, tree_verification
 from specdec.bench.studies.lab import Lab
 from specdec.bench.studies.report import Report
 from specdec.bench.studies.section import Section
@@ -97,7 +97,7 @@ def self_speculative(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Re
 def test_self_speculative_study_has_every_exit(self_speculative: tuple[Path, Result]) -> None:
     out, result = self_speculative
     assert result.exit_code == 0, result.output
-    names = {"self-speculative.json", "self-speculative.md", "self-speculative-exits.png"}
+    names = {f"self-speculative{end}" for end in (".json", ".md", "-costs.png", "-exits.png")}
     assert {path.name for path in out.iterdir()} == names
     rows = json.loads((out / "self-speculative.json").read_text())["exits"]["rows"]
     assert {row["group"] for row in rows} == {
@@ -109,6 +109,11 @@ def test_self_speculative_study_has_every_exit(self_speculative: tuple[Path, Res
     for row in rows:
         assert row["different_tokens"] == 0
         assert row["speedup_by_kind"].keys() == {"edit"}
+    passes = json.loads((out / "self-speculative.json").read_text())["costs"]["passes"]
+    assert [p["name"] for p in passes] == ["plain", "set", "set, int8", "nothing skipped, int8"]
+    assert all(p["bytes"] < passes[0]["bytes"] for p in passes[1:])
+    # int8 copies of all sub-layers draft nearly as the model itself does.
+    assert passes[3]["accepted"][0] > 0.9
     fixed = rows[0]
     assert fixed["levels"] == fixed["drafted"] == sum(fixed["drafted_at"])
     assert fixed["accepted"] == sum(fixed["accepted_at"])
@@ -205,6 +210,16 @@ def test_steps_are_as_many_as_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- arithmetic ---
+
+
+def test_chance_that_a_speedup_needs() -> None:
+    verify = {"1": 1.1, "3": 1.3}
+    assert draft_costs.best(1.0, 0.5, verify) == (pytest.approx(4 / 2.8), 3)
+    chance = draft_costs.needed(0.5, verify, 1.1)
+    assert chance is not None
+    assert draft_costs.best(chance, 0.5, verify)[0] == pytest.approx(1.1)
+    assert draft_costs.needed(2.0, verify, 1.1) is None
+    assert draft_costs._chance([0.8, 0.64]) == pytest.approx(0.8)
 
 
 def test_costs_of_rounds_by_hand() -> None:

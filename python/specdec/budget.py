@@ -191,7 +191,9 @@ class DraftBudget:
         """
         given = costs if self._given is None else self._given
         budget = DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
-        budget._rates = rates if rates is not None and self._given is None else Rates()
+        # What rounds of a fixed length bring says nothing of those that draft what pays.
+        shared = rates is not None and self._given is None and self.adaptive
+        budget._rates = rates if rates is not None and shared else Rates()
         return budget
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:

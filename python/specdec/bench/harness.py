@@ -160,8 +160,8 @@ def _row(
         row["oracle_p"] = drafter.p
     if drafter is not None and drafter.other_tree is not None:
         row["draft_tree"] = drafter.other_tree
-    if drafter is not None and drafter.int8:
-        row["draft_int8"] = True
+    if drafter is not None and drafter.int8 is not None:
+        row["draft_int8"] = drafter.int8
     if drafter is not None and drafter.exit:
         row["draft_exit"] = drafter.exit
     if kind is not None:

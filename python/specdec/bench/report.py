@@ -21,7 +21,9 @@ def drafter_label(row: Row) -> str:
         return ""
     if "oracle_p" in row:
         return f"{drafter} p={row['oracle_p']:g}"
-    parts = [str(drafter), *(["int8"] if "draft_int8" in row else [])]
+    parts = [str(drafter)]
+    if "draft_int8" in row:
+        parts.append("int8" if row["draft_int8"] else "own weights")
     parts += [f"{name} {row[f'draft_{name}']}" for name in ("tree", "exit") if f"draft_{name}" in row]
     return " ".join(parts)
 

@@ -95,11 +95,12 @@ _EXITS = (
     "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
 )
 DraftInt8 = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--draft-int8",
-        help="For self-speculative: draft with int8 copies of the weights, a quarter of the bytes of "
-        "float32. With it --skip none leaves nothing out.",
+        "--draft-int8/--no-draft-int8",
+        help="For self-speculative: draft with int8 copies of the weights, or with the weights themselves. "
+        "Default: as the file of --skip says, and with --skip none, which leaves nothing out.",
+        show_default=False,
     ),
 ]
 FixedDraft = Annotated[
@@ -208,7 +209,7 @@ def generate(
             help=f"When drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.", show_default=False
         ),
     ] = None,
-    draft_int8: DraftInt8 = False,
+    draft_int8: DraftInt8 = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -308,7 +309,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    draft_int8: DraftInt8 = False,
+    draft_int8: DraftInt8 = None,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)

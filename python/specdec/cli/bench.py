@@ -54,7 +54,7 @@ class Options:
     fixed_draft: bool
     skip: Path | None
     draft_exit: str | None
-    draft_int8: bool
+    draft_int8: bool | None
     commit: str
     json: Path | None
     plot: Path | None

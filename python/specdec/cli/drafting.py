@@ -34,7 +34,7 @@ def check_useful(
     fixed_draft: bool,
     skip: Path | None,
     draft_exit: str | None,
-    draft_int8: bool,
+    draft_int8: bool | None,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
 
@@ -47,15 +47,15 @@ def check_useful(
         fixed_draft: `--fixed-draft`.
         skip: `--skip`, None where it was not given.
         draft_exit: `--draft-exit`, likewise.
-        draft_int8: `--draft-int8`.
+        draft_int8: `--draft-int8` or `--no-draft-int8`, likewise.
 
     Raises:
         ValueError: naming the option.
     """
-    given_options = (("--skip", skip), ("--draft-exit", draft_exit), ("--draft-int8", draft_int8 or None))
+    given_options = (("--skip", skip), ("--draft-exit", draft_exit), ("--draft-int8", draft_int8))
     for name, given in given_options:
         if given is not None and not any(spec.kind == "skip" for spec in drafters):
-            told = "" if given is True else f"got {given}, but "
+            told = "" if isinstance(given, bool) else f"got {given}, but "
             raise ValueError(f"{name}: {told}only the method self-speculative takes it")
     if list(rules) != ["auto"] and not drafters:
         raise ValueError(f"--acceptance: got {','.join(rules)}, but no method here drafts anything")
@@ -73,7 +73,7 @@ def check_useful(
 
 
 def skip_spec(
-    skip: Path | None, draft_exit: str | None, draft_tree: str | None, *, int8: bool = False
+    skip: Path | None, draft_exit: str | None, draft_tree: str | None, *, int8: bool | None = None
 ) -> DrafterSpec:
     """The drafter of the method self-speculative, from `--skip`, `--draft-exit` and `--draft-tree`, each None
     where it was not given, and `--draft-int8`.

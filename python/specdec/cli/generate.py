@@ -72,7 +72,7 @@ class Options:
     fixed_draft: bool
     skip: Path | None
     draft_exit: str | None
-    draft_int8: bool
+    draft_int8: bool | None
     compare: bool
     json: bool
     stream: bool

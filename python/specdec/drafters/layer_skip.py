@@ -74,6 +74,9 @@ class LayerSkipDrafter(ModelDrafter):
             raise ValueError(f"widen: got {widen}, want 1 for a draft without an exit and for trees")
         learned = experience_of(view, self.shape, exit, widen)  # what pays is another matter with each exit
         self._learned, self.calibration, self._worth = learned, learned.calibration, learned.worth
+        # What rounds bring is kept by this name, and is another matter with each view, shape and exit.
+        told = [f"{view.num_parameters} weights", str(self.shape), str(exit), f"widen {widen}"]
+        self.name = f"{self.name} ({', '.join(told)})"
         self.exit = exit
         self._widen = widen
         self._thresholds: dict[int, Threshold] = {}

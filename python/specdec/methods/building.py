@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from specdec._rules import RULES
 from specdec.methods.spec import DEFAULT_DRAFTER, NOTHING, DrafterSpec
@@ -94,14 +94,14 @@ def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draf
     from specdec.drafters.draft_exit import parse_exit
     from specdec.drafters.online_skips import OnlineSkipDrafter
 
-    skips, vocabulary, int8 = skipped_by(spec, target)
+    skipped = skipped_by(spec, target)
     end = parse_exit(spec.exit)
     return OnlineSkipDrafter(
         cast("SkippableLM", target),
-        skips,
+        skipped.skips,
         target.new_cache(options.slots),
-        vocabulary=vocabulary,
-        int8=int8,
+        vocabulary=skipped.vocabulary,
+        int8=skipped.int8,
         exit=end.exit,
         widen=end.widen,
         branching=spec.shape,
@@ -121,8 +121,7 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
             with no drafter or set, or it has no more layers than the exit.
     """
     if spec.kind == "skip":
-        skips, vocabulary, int8 = skipped_by(spec, target)
-        return cast("SkippableLM", target).skipping(skips, vocabulary, int8=int8)
+        return skipped_by(spec, target).view(cast("SkippableLM", target))
     if spec.kind == "model":
         from specdec.models import load_model
 
@@ -149,9 +148,26 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
     return target.first_layers(spec.layers)
 
 
-def skipped_by(spec: DrafterSpec, target: CausalLM) -> tuple[SkipSet, tuple[int, ...] | None, bool]:
-    """The sub-layers that a "skip" drafter leaves out, at first where it is online, what it may draft, and
-    whether with int8 copies of the matrices: where the name or the file of the set says so.
+class Skipped(NamedTuple):
+    """What a "skip" drafter drafts with, at first where it is online.
+
+    Attributes:
+        skips: the sub-layers that it leaves out.
+        vocabulary: the only tokens that it drafts; None: all.
+        int8: whether its matrices are int8 copies.
+    """
+
+    skips: SkipSet
+    vocabulary: Sequence[int] | None
+    int8: bool
+
+    def view(self, model: SkippableLM) -> SkippingView:
+        """The target as it drafts."""
+        return model.skipping(self.skips, self.vocabulary, int8=self.int8)
+
+
+def skipped_by(spec: DrafterSpec, target: CausalLM) -> Skipped:
+    """What a "skip" drafter drafts with.
 
     Raises:
         ValueError: as `load_skip_file`; without a set an online drafter begins with nothing.
@@ -159,11 +175,11 @@ def skipped_by(spec: DrafterSpec, target: CausalLM) -> tuple[SkipSet, tuple[int,
     from specdec.models.skipping import SkipSet
 
     if spec.model == NOTHING:
-        return SkipSet(), None, spec.int8
+        return Skipped(SkipSet(), None, spec.int8 is not False)
     file = find_skip_file(spec, target) if spec.online else load_skip_file(spec, target)
     if file is None:
-        return SkipSet(), None, spec.int8
-    return file.skips, file.vocabulary, spec.int8 or file.int8
+        return Skipped(SkipSet(), None, spec.int8 is True)
+    return Skipped(file.skips, file.vocabulary, file.int8 if spec.int8 is None else spec.int8)
 
 
 def load_skip_file(spec: DrafterSpec, target: CausalLM) -> SkipFile:

@@ -75,7 +75,7 @@ class DrafterSpec:
         combined: whether what "adapted" drafts is joined with what "ngram" does.
         exit: when drafts of "skip" end, as `parse_exit` reads it; empty for others.
         online: whether "skip" changes its set while it drafts.
-        int8: whether "skip" drafts with int8 copies of the target's matrices.
+        int8: whether "skip" drafts with int8 copies of the target's matrices; None: as its file says.
     """
 
     kind: str
@@ -86,11 +86,11 @@ class DrafterSpec:
     combined: bool = False
     exit: str = ""
     online: bool = False
-    int8: bool = False
+    int8: bool | None = None
 
     @classmethod
     def skipping(
-        cls, file: str | None, *, exit: str, tree: str | None = None, int8: bool = False
+        cls, file: str | None, *, exit: str, tree: str | None = None, int8: bool | None = None
     ) -> DrafterSpec:
         """The target itself without some of its sub-layers.
 
@@ -100,7 +100,7 @@ class DrafterSpec:
                 nothing out.
             exit: when drafts end, see `specdec.drafters.draft_exit.parse_exit`.
             tree: as of `parse`; None: chains.
-            int8: draft with int8 copies of the matrices.
+            int8: draft with int8 copies of the matrices; None: where the file says so, and of "none".
 
         Raises:
             ValueError: `exit` or `tree` is no such text, `file` is empty, or `exit` widens a tree.
@@ -113,7 +113,7 @@ class DrafterSpec:
             online, colon, path = "", "", file or ""
         if file == "" or (colon and not path):
             raise ValueError(f"skip: got {file!r}, want a file, {ONLINE}, {ONLINE}:FILE or {NOTHING}")
-        if path == NOTHING and not int8 and not online:
+        if path == NOTHING and int8 is False and not online:
             raise ValueError(f"skip: got {file!r}, which drafts as dearly as it decodes without int8 weights")
         shape = _tree_of("skip", tree)
         spec = cls("skip", path, tree=shape, exit=exit.strip(), online=bool(online), int8=int8)
@@ -190,7 +190,7 @@ class DrafterSpec:
         if self.kind == "oracle":
             return f"{self.name} p={self.p:g}"
         parts = (("tree", self.other_tree), ("exit", self.exit))
-        told = [self.name, *(["int8"] if self.int8 else [])]
+        told = [self.name, *([] if self.int8 is None else ["int8" if self.int8 else "own weights"])]
         return " ".join([*told, *(f"{name} {value}" for name, value in parts if value)])
 
     @property

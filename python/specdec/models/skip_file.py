@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specdec._checks import check_boolean, check_integer, check_keys, check_label, check_sha256, shown
+from specdec._checks import check_integer, check_keys, check_label, check_sha256, shown
 from specdec.models.checkpoint import write_json
 from specdec.models.config import read_json_object
 from specdec.models.skipping import MAX_LAYERS, SkipSet
@@ -36,8 +36,8 @@ class SkipFile:
         device: what the set was chosen on, such as the processor's name.
         dtype: of the activations then, "float32" or "bfloat16".
         vocabulary: the only tokens that are drafted, ascending; None: all.
-        int8: whether drafts are made with int8 copies of the model's matrices.
         measured: what whoever chose it measured, of any form that JSON has. Nothing here reads it.
+        int8: whether drafts are made with int8 copies of the matrices.
 
     Raises:
         ValueError: names the field, what was given and what is wanted.
@@ -50,8 +50,8 @@ class SkipFile:
     device: str
     dtype: str
     vocabulary: tuple[int, ...] | None = None
-    int8: bool = False
     measured: Mapping[str, Any] = field(default_factory=dict)
+    int8: bool = False
 
     def __post_init__(self) -> None:
         check_label("model", self.model)
@@ -63,7 +63,8 @@ class SkipFile:
         self.skips.check_layers(self.layers)
         if self.vocabulary is not None:
             check_vocabulary(self.vocabulary, _MAX_VOCAB)
-        check_boolean("int8", self.int8)
+        if not isinstance(self.int8, bool):
+            raise ValueError(f"int8: got {shown(self.int8)}, want true or false")
         if not isinstance(self.measured, Mapping):
             raise ValueError(f"measured: got {shown(self.measured)}, want an object")
 
@@ -85,6 +86,7 @@ class SkipFile:
         if values.get("format") != FORMAT:
             raise ValueError(f"format: got {shown(values.get('format'))}, want {FORMAT!r}")
         check_integer("version", values.get("version"), VERSION, VERSION)
+        values = {"int8": False, **values}  # it may be left out
         check_keys("the file", values, _KEYS)
         model = values["model"]
         if not isinstance(model, dict):
@@ -99,8 +101,8 @@ class SkipFile:
             values["device"],
             values["dtype"],
             None if vocabulary is None else tuple(_list("vocabulary", vocabulary)),
-            values["int8"],
             values["measured"],
+            values["int8"],
         )
 
     def write(self, path: str | Path) -> None:

@@ -83,8 +83,8 @@ def plan(lab: Lab) -> list[Group]:
         ),
         Group(
             "Rounds draft where it pays",
-            "As `--method self-speculative` does it: plain rounds where measured times and what became of "
-            "earlier drafts say that a draft would not pay. Priced, the default, ends drafts by the same.",
+            "Plain rounds where measured times and what became of earlier drafts say that a draft would not "
+            "pay. Priced, the default of `--draft-exit`, ends drafts by the same.",
             [
                 entry("priced", "priced", adaptive=True),
                 entry("adaptive, alpha 0.85", "adaptive", adaptive=True),
@@ -117,7 +117,7 @@ def measure(lab: Lab, step: Step) -> Result:
         [entry for group in groups for entry in group.entries],
         lab.units(1, _each(lab)),
         batch=1,
-        count=24 if lab.quick else 96,
+        count=24 if lab.quick else 64,
         repeats=_repeats(lab),
         step=after("exits", step),
     )

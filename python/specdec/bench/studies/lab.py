@@ -130,6 +130,10 @@ class Lab:
             for entry, m in zip(entries, measured[1:], strict=True)
         ]
 
+    def decoded(self, unit: Unit, count: int) -> list[list[int]]:
+        """How the target goes on after each prompt, greedily, `count` tokens."""
+        return self._contender(None, len(unit.prompts)).run(unit.prompts, count, []).tokens
+
     def _contender(self, entry: Entry | None, batch: int) -> MethodContender:
         sampling = SamplingParams(0.0, seed=0)
         if entry is None:
