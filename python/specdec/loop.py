@@ -119,6 +119,7 @@ class Loop:
         self.acceptance = rule
         self._observer = observer
         self._free = list(range(slots))[::-1]  # the lowest is taken first
+        self._unheard: list[PassFeatures | None] = []  # of each round that a resting drafter has not heard of
         self._running = False
         self._waiting = False  # whether requests wait for a slot
         self._settle([])
@@ -250,6 +251,7 @@ class Loop:
         return events
 
     def _enter(self, sequences: Sequence[ActiveSequence]) -> None:
+        self._tell_kept()  # in the rows of before
         self._settle(sorted([*self._active, *sequences], key=lambda s: s.slot))
 
     def _settle(self, active: list[ActiveSequence]) -> None:
@@ -262,10 +264,14 @@ class Loop:
         if not sequences:
             return
         gone = {s.slot for s in sequences}
+        remaining = [s for s in self._active if s.slot not in gone]
+        if remaining:
+            self._tell_kept()  # in the rows of before
+        self._unheard.clear()
         if self.drafter is not None:
             for slot in sorted(gone):
                 self.drafter.end(slot)
-        self._settle([s for s in self._active if s.slot not in gone])
+        self._settle(remaining)
         self._free.extend(sorted(gone, reverse=True))
 
     def _clear(self) -> None:
@@ -334,7 +340,10 @@ class Loop:
             self._observer.after_round(self.cache, active)
         t5 = perf_counter()
         if self.drafter is not None:
-            self._tell(self.drafter, rests, kept, events, None if tap is None else tap.take())
+            if rests:
+                self._keep(events)
+            else:
+                self._tell(self.drafter, kept, events)
         self._leave(finished)
         t6 = perf_counter()
 
@@ -353,31 +362,37 @@ class Loop:
             return False
         return self.budget.rests(len(active))
 
-    def _tell(
-        self,
-        drafter: Drafter,
-        rests: bool,
-        paths: Sequence[Sequence[int]],
-        events: Sequence[TokenEvent],
-        features: PassFeatures | None,
-    ) -> None:
-        """Tells the drafter what became of a round, or keeps it for later where the drafter rests."""
+    def _tell(self, drafter: Drafter, paths: Sequence[Sequence[int]], events: Sequence[TokenEvent]) -> None:
+        """Tells the drafter what became of a round."""
+        features = None if self._tap is None else self._tap.take()
         for row, (sequence, path, event) in enumerate(zip(self._active, paths, events, strict=True)):
             seen = None if features is None else features.at(row, path)
-            if rests:
-                sequence.unheard.append((event.tokens, seen))
-                if len(sequence.unheard) >= UNHEARD:
-                    sequence.tell(drafter)
-            else:
-                drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens, seen)
+            drafter.observe(sequence.slot, [i - 1 for i in path[1:]], event.tokens, seen)
+
+    def _keep(self, events: Sequence[TokenEvent]) -> None:
+        """Keeps for a resting drafter what a round emitted, one token a sequence."""
+        self._unheard.append(None if self._tap is None else self._tap.take())
+        for sequence, event in zip(self._active, events, strict=True):
+            sequence.unheard.extend(event.tokens)
+        if len(self._unheard) >= UNHEARD:
+            self._tell_kept()
+
+    def _tell_kept(self) -> None:
+        """Tells the drafter what was emitted while it rested."""
+        if not self._unheard or self.drafter is None:
+            return
+        for row, sequence in enumerate(self._active):
+            seen = [(features, row, (0,)) for features in self._unheard if features is not None]
+            tokens, sequence.unheard = sequence.unheard, []
+            self.drafter.observe(sequence.slot, (), tokens, NodeFeatures(seen) if seen else None)
+        self._unheard = []
 
     def _propose(self, active: Sequence[ActiveSequence]) -> list[Proposal]:
         """One proposal a sequence, no longer than is worth verifying and never past the token limit."""
         drafter, budget = self.drafter, self.budget
         if drafter is None:
             return [Proposal.empty()] * len(active)
-        for sequence in active:
-            sequence.tell(drafter)
+        self._tell_kept()
         prices = budget.prices(len(active))
         requests = [self._draft_request(s, prices) for s in active]
         proposals = drafter.propose(requests)

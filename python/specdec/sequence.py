@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 from specdec.acceptance import TokenHistory
 from specdec.budget import SequenceBudget
-from specdec.drafters.base import Drafter
 from specdec.generation import FinishReason, Request, Result, StopCondition
-from specdec.models.features import NodeFeatures
 from specdec.tree import TokenTree
 
 
@@ -29,7 +27,7 @@ class ActiveSequence:
             that states no chances: what comes out tells what they were worth. None otherwise.
         budget: how much it drafts, where that may not depend on measured times; None where the loop's own
             budget decides.
-        unheard: tokens that rounds emitted while the drafter rested, and what the target showed in them.
+        unheard: tokens that were emitted while the drafter rested, and that it has not heard of.
     """
 
     index: int
@@ -41,7 +39,7 @@ class ActiveSequence:
     eos: frozenset[int]
     proposed: TokenTree | None = None
     budget: SequenceBudget | None = None
-    unheard: list[tuple[tuple[int, ...], NodeFeatures | None]] = field(default_factory=list)
+    unheard: list[int] = field(default_factory=list)
 
     @property
     def root(self) -> int:
@@ -76,12 +74,3 @@ class ActiveSequence:
         if self.history is not None:
             self.history.extend(taken)
         return tuple(taken), reason
-
-    def tell(self, drafter: Drafter) -> None:
-        """Tells the drafter what was emitted while it rested."""
-        if not self.unheard:
-            return
-        tokens = [token for emitted, _ in self.unheard for token in emitted]
-        shown = [features for _, features in self.unheard if features is not None]
-        drafter.observe(self.slot, (), tokens, NodeFeatures.of_all(shown) if shown else None)
-        self.unheard.clear()

@@ -73,7 +73,7 @@ class NodeFeatures:
         pieces: a pass, a row of it, and nodes of that row that ascend.
     """
 
-    def __init__(self, pieces: list[tuple[PassFeatures, int, Sequence[int]]]) -> None:
+    def __init__(self, pieces: Sequence[tuple[PassFeatures, int, Sequence[int]]]) -> None:
         self._pieces = pieces
 
     @classmethod
