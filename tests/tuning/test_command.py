@@ -33,7 +33,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "FINALISTS": 1,
         "TIMING": 0.0,
     }
-    sizes |= {"CONTEST_TOKENS": 8, "CONTEST_TURNS": 1, "ADVICE_TOKENS": 12, "ADVICE_TURNS": 1}
+    sizes |= {
+        "CONTEST_TOKENS": 8,
+        "CONTEST_TURNS": 1,
+        "CONTEST_SECONDS": 0.0,
+        "ADVICE_SECONDS": 0.0,
+        "ADVICE_TOKENS": 12,
+        "ADVICE_TURNS": 1,
+    }
     for name, value in sizes.items():
         monkeypatch.setattr(f"specdec.tuning.skips.{name}", value)
 

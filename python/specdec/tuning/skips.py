@@ -32,9 +32,9 @@ DEPTH = 8  # most drafts of a round
 PLACES = 28  # of each text at which drafts are looked at
 SEARCHED, HELD_OUT = 8, 4  # texts
 PROPOSED = 16  # sets that the similarity of hidden states proposes
-FINALISTS = 3  # beside the best of these
-CONTEST_TOKENS, CONTEST_TURNS = 48, 2
-ADVICE_TOKENS, ADVICE_TURNS = 64, 3
+FINALISTS = 2  # beside the best of these
+CONTEST_TOKENS, CONTEST_TURNS, CONTEST_SECONDS = 32, 2, 60.0
+ADVICE_TOKENS, ADVICE_TURNS, ADVICE_SECONDS = 48, 2, 60.0
 SPARE = 2  # drafts that the search looks at beyond those that seem to pay
 WAYS = 3  # of drafting with the chosen set
 TIMING = 0.06  # of the seconds of a search that measuring times gets
@@ -147,7 +147,8 @@ def contest(
         makers,
         target.texts.held_out,
         new_tokens=CONTEST_TOKENS,
-        repeats=CONTEST_TURNS,
+        turns=CONTEST_TURNS,
+        seconds=CONTEST_SECONDS,
         on_run=on_run,
         should_stop=should_stop,
     )
@@ -186,7 +187,8 @@ def advice_on(
         makers,
         target.texts.held_out,
         new_tokens=ADVICE_TOKENS,
-        repeats=ADVICE_TURNS,
+        turns=ADVICE_TURNS,
+        seconds=ADVICE_SECONDS,
         on_run=on_run,
         should_stop=should_stop,
     )
