@@ -12,8 +12,6 @@ what counts is a long run of windows, and one window only where it brings much.
 
 from __future__ import annotations
 
-from specdec.drafters.worth import SecondsOfLate
-
 # Rounds with the drafter from which its rate is judged, times sequences in them: a large batch tells sooner.
 WINDOW = 48
 TRIAL = 24  # where it did not pay before
@@ -24,15 +22,16 @@ GAIN = 1.02  # over plain decoding that a drafter has to bring: what it costs be
 FIRST_REST = 128  # rounds; doubled each time that a trial does not pay
 LONGEST_REST = 2048
 MEASURED = 4  # rounds without the drafter that are made to know what they take
+LATE = 0.2  # of what they take, for each: machines change their pace
 MUCH = 1.15  # times plain decoding in one window, which keeps a drafter going whatever was before
-EVERY = 512  # rounds with the drafter after which that is measured again
+EVERY = 256  # rounds with the drafter after which that is measured again
 
 
 class Rest:
     """Whether the drafter rests, of batches of about one size."""
 
     def __init__(self) -> None:
-        self._plain = SecondsOfLate()
+        self._plain = 0.0  # seconds of a round without the drafter, in units; 0 where none is known
         self._left = 0  # rounds to rest from now on
         self._next = FIRST_REST
         self._window = WINDOW
@@ -62,13 +61,16 @@ class Rest:
                 sizes near to each other are compared by it.
         """
         if rested:
-            self._plain.observe(seconds / unit)
+            took = seconds / unit
+            if self._plain == 0.0:
+                self._plain = took
+            self._plain += LATE * (min(took, 2.0 * self._plain) - self._plain)
             self._left -= 1
             if self._left <= 0:
                 self._since = 0
             return
         self._since += 1
-        plain = self._plain() * unit
+        plain = self._plain * unit
         if plain == 0.0:
             return
         self._rounds += 1

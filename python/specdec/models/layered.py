@@ -252,7 +252,9 @@ class Layered(ABC):
         call = Pass(cache, slots, parents, lengths, pending, prefix, rotation)
         made: list[LayerEntries] = [None] * len(self._layers)
         for i in layers:
-            x, read, made[i] = self._block(i, x, call, mixer=i not in skips.mixers, mlp=i not in skips.mlps)
+            mixer, mlp, read = i not in skips.mixers, i not in skips.mlps, None
+            if mixer or mlp:
+                x, read, made[i] = self._block(i, x, call, mixer=mixer, mlp=mlp)
             if tap is not None and i in tap.layers:
                 if read is not None:
                     tap.offer("readout", i, read)

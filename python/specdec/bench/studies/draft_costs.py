@@ -51,7 +51,7 @@ def measure(lab: Lab, step: Step) -> Result:
     functions: dict[str, Callable[[], object]] = {"plain": passes.verify(0)}
     functions |= {f"verify {n}": passes.verify(n) for n in DRAFTS}
     functions |= {name: passes.draft(view) for name, view in views.items()}
-    us = interleaved(functions, 1.0 if lab.quick else 60.0, layers=1)
+    us = interleaved(functions, 1.0 if lab.quick else 30.0, layers=1)
     step("passes")
     bandwidth = _bandwidth()
     step("memory")
@@ -138,8 +138,9 @@ def _bandwidth() -> float:
 def _accepted(lab: Lab, views: Mapping[str, Any]) -> dict[str, list[float]]:
     """Of all places of texts the share where drafts 1, 2, ... are the target's, were those before right."""
     texts = []
-    for unit in lab.units(1, 1 if lab.quick else 2):
-        texts += [(unit.prompts[0], tokens) for tokens in lab.decoded(unit, 32 if lab.quick else 64)]
+    few = lab.quick or lab.large
+    for unit in lab.units(1, 1 if few else 2):
+        texts += [(unit.prompts[0], tokens) for tokens in lab.decoded(unit, 32 if few else 64)]
     reading = Reading(lab.model, texts, DEPTH)
     found = {}
     for name, view in views.items():

@@ -20,12 +20,12 @@ from specdec.methods import NOTHING, DrafterSpec
 
 TITLE = "Where drafts end"
 MOST = 12  # draft tokens, as in the paper
-LENGTHS = (1, 2, 4, 6, 8, 12)
-THRESHOLDS = (0.2, 0.4, 0.6, 0.8, 0.9)
+LENGTHS = (1, 2, 4, 8)
+THRESHOLDS = (0.2, 0.4, 0.6, 0.8)
 TARGETS = (0.85, 0.9)
 WIDEN = 3
-TREES = ("2,1", "auto")
-NAMES = {"auto": "pruned"}
+TREES = ("2,1",)
+
 POSITIONS = 8  # of acceptance by position, in the table
 EVERY = "Every round drafts"
 LEGEND = (
@@ -75,10 +75,7 @@ def plan(lab: Lab) -> list[Group]:
                 *(entry(f"adaptive, alpha {a:.2f}", f"adaptive:alpha={a:g}") for a in targets),
                 entry(f"static, 0.6, widened to {WIDEN}", f"static:0.6{widened}"),
                 entry(f"adaptive, alpha 0.85, widened to {WIDEN}", f"adaptive:alpha=0.85{widened}"),
-                *(
-                    entry(f"adaptive, alpha 0.85, tree {NAMES.get(tree, tree)}", "adaptive", tree=tree)
-                    for tree in TREES
-                ),
+                *(entry(f"adaptive, alpha 0.85, tree {tree}", "adaptive", tree=tree) for tree in TREES),
             ],
         ),
         Group(
@@ -87,19 +84,20 @@ def plan(lab: Lab) -> list[Group]:
             "pay. Priced, the default of `--draft-exit`, ends drafts by the same.",
             [
                 entry("priced", "priced", adaptive=True),
-                entry("adaptive, alpha 0.85", "adaptive", adaptive=True),
-                entry("static, 0.6", "static:0.6", adaptive=True),
+                entry("adaptive, alpha 0.85, where it pays", "adaptive", adaptive=True),
                 entry("priced, tree pruned", "priced", adaptive=True, tree="auto"),
             ],
         ),
         Group(
-            "Drafts from int8 weights, where it pays",
+            "Drafts from int8 weights",
             "`--draft-int8`: the drafts are made by copies of the matrices with one byte a weight, of the "
             "same sub-layers or, `--skip none`, of all of them.",
             [
+                entry("fixed, 2 tokens, int8", "fixed", most=2, int8=True),
+                entry("adaptive, alpha 0.85, int8", "adaptive", int8=True),
+                entry("adaptive, alpha 0.85, int8, nothing skipped", "adaptive", int8=True, skip=NOTHING),
                 entry("priced, int8", "priced", adaptive=True, int8=True),
                 entry("priced, int8, nothing skipped", "priced", adaptive=True, int8=True, skip=NOTHING),
-                entry("adaptive, int8, nothing skipped", "adaptive", adaptive=True, int8=True, skip=NOTHING),
             ],
         ),
     ]
@@ -117,23 +115,28 @@ def measure(lab: Lab, step: Step) -> Result:
         [entry for group in groups for entry in group.entries],
         lab.units(1, _each(lab)),
         batch=1,
-        count=24 if lab.quick else 64,
+        count=_tokens(lab),
         repeats=_repeats(lab),
         step=after("exits", step),
     )
     names = [group.name for group in groups for _ in group.entries]
     about = {group.name: group.about for group in groups}
     rows = [{"group": name} | row | costs_of(row) for name, row in zip(names, found, strict=True)]
-    return {"about": about, "rows": rows}
+    runs = f"{len(lab.units(1, _each(lab)))} prompts, {_tokens(lab)} tokens each, {_repeats(lab)} turns."
+    return {"about": about, "runs": runs, "rows": rows}
 
 
 def _each(lab: Lab) -> int:
     """Prompts of each kind."""
-    return 1 if lab.quick else 2
+    return 1 if lab.quick or lab.large else 2
+
+
+def _tokens(lab: Lab) -> int:
+    return 24 if lab.quick else 32 if lab.large else 64
 
 
 def _repeats(lab: Lab) -> int:
-    return 1 if lab.quick else 2
+    return 1 if lab.quick else 3
 
 
 def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -143,14 +146,14 @@ def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
     number of such rounds; time that went into deciding against a draft counts as drafting too.
     """
     plain = row["plain_seconds_per_round"]
-    rounds, drafting, levels = row["rounds"], row["drafting_rounds"], row["levels"]
-    if drafting == 0:
+    rounds, drafting, levels = (row[f"quick_{name}"] for name in ("rounds", "drafting_rounds", "levels"))
+    if drafting == 0 or row["drafting_rounds"] < MOST:  # too few to tell
         return {"c": 0.0, "v": 0.0, "a": 0.0, "n": 0.0, "predicted_speedup": 1.0}
-    other = row["seconds_per_round"] * rounds - row["draft_seconds"]
+    other = row["round_seconds"] - row["draft_seconds"]
     c = row["draft_seconds"] / levels / plain
     v = (other / plain - (rounds - drafting)) / drafting
     accepted = sum(row["accepted_at"])
-    a = accepted / (accepted + drafting - row["complete_rounds"]) if accepted else 0.0
+    a = accepted / (accepted + row["drafting_rounds"] - row["complete_rounds"]) if accepted else 0.0
     n = levels / drafting
     tokens = rounds - drafting + drafting * expected_tokens(a, n)
     return {
@@ -168,7 +171,7 @@ def sections(result: Result) -> list[Section]:
     made = [
         Section(
             name,
-            [about, *([] if name != EVERY else [LEGEND])],
+            [about, *([] if name != EVERY else [LEGEND, result["runs"]])],
             [
                 "",
                 "speedup",
@@ -184,20 +187,27 @@ def sections(result: Result) -> list[Section]:
             ],
             [
                 [
-                    row["name"],
-                    times(row["speedup"]),
-                    times(row["predicted_speedup"]),
-                    f"{row['tokens_per_second']:.1f}",
-                    f"{row['tokens_per_round']:.2f}",
-                    f"{row['drafted'] / row['rounds']:.2f}",
-                    f"{row['drafting_rounds'] / row['rounds']:.0%}",
-                    f"{row['acceptance_rate']:.0%}" if row["drafted"] else "no drafts",
-                    f"{row['a']:.2f}",
-                    f"{row['c']:.2f}",
-                    f"{row['v']:.2f}",
-                ]
-                for row in rows
-                if row["group"] == name
+                    "plain decoding",
+                    times(1.0),
+                    "",
+                    f"{1 / rows[0]['plain_seconds_per_round']:.1f}",
+                    *[""] * 7,
+                ],
+                *(
+                    [
+                        row["name"],
+                        times(row["speedup"]),
+                        times(row["predicted_speedup"]) if row["n"] else "",
+                        f"{row['tokens_per_second']:.1f}",
+                        f"{row['tokens_per_round']:.2f}",
+                        f"{row['drafted'] / row['rounds']:.2f}",
+                        f"{row['drafting_rounds'] / row['rounds']:.0%}",
+                        f"{row['acceptance_rate']:.0%}" if row["drafted"] else "no drafts",
+                        *(f"{row[key]:.2f}" if row["n"] else "" for key in "acv"),
+                    ]
+                    for row in rows
+                    if row["group"] == name
+                ),
             ],
         )
         for name, about in result["about"].items()
@@ -211,7 +221,7 @@ def _positions(rows: Sequence[Mapping[str, Any]]) -> Section:
         ["Of the drafted tokens at each depth below the last emitted one, those that were kept."],
         ["", *map(str, range(1, POSITIONS + 1))],
         [
-            [_label(row), *(f"{a:.0%}" if a is not None else "" for a in _kept(row)[:POSITIONS])]
+            [row["name"], *(f"{a:.0%}" if a is not None else "" for a in _kept(row)[:POSITIONS])]
             for row in rows
         ],
     )
@@ -229,13 +239,8 @@ def _kinds(rows: Sequence[Mapping[str, Any]]) -> Section:
         "Speedup by kind of prompt",
         (),
         ["", *kinds],
-        [[_label(row), *(times(row["speedup_by_kind"][kind]) for kind in kinds)] for row in rows],
+        [[row["name"], *(times(row["speedup_by_kind"][kind]) for kind in kinds)] for row in rows],
     )
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    always = "always drafts" if row["group"] == EVERY else "where it pays"
-    return f"{row['name']}; {always}"
 
 
 def draw(result: Result, figure: Any) -> None:
@@ -250,7 +255,7 @@ def draw(result: Result, figure: Any) -> None:
     for place, row in zip(places, rows, strict=True):
         bars.text(row["speedup"] + 0.01, place, times(row["speedup"]), fontsize=7, va="center")
     bars.axvline(1.0, color="0.4", linewidth=0.8)
-    bars.set_yticks(places, [_label(row) for row in rows], fontsize=7)
+    bars.set_yticks(places, [row["name"] for row in rows], fontsize=7)
     bars.invert_yaxis()
     bars.set_xlabel("speedup over plain decoding (mark: predicted)")
     for row in rows:

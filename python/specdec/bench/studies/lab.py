@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from specdec.acceptance.params import SamplingParams
-from specdec.bench.contenders import BASELINE, Contender, MethodContender
+from specdec.bench.contenders import BASELINE, Contender, MethodContender, Run
 from specdec.bench.harness import Measured, Unit, measure, speedup_of
 from specdec.bench.prompts import Prompt, groups_of
 from specdec.methods import DrafterSpec, MethodOptions, load_drafter_model
@@ -18,6 +18,7 @@ from specdec.models.llama import LlamaForCausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.tokenizer import Tokenizer
 
+LARGE = 50_000_000  # weights
 Step = Callable[[str], None]  # told what was measured
 
 
@@ -76,6 +77,11 @@ class Lab:
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
         self._drafter_models: dict[DrafterSpec, CausalLM | RecurrentDrafterModel | None] = {}
+
+    @property
+    def large(self) -> bool:
+        """Whether fewer prompts and tokens have to do, as the target is large."""
+        return self.model.num_parameters > LARGE
 
     def units(self, batch: int, each: int) -> list[Unit]:
         """Batches of prompts of one kind, at most `each` of every kind (with --quick one)."""
@@ -177,7 +183,9 @@ def _summary(
     m: Measured, baseline: Measured, known: Sequence[Sequence[Sequence[int]]], units: Sequence[Unit]
 ) -> dict[str, Any]:
     runs = [run for unit in m.runs for run in unit]
-    plain = [run for unit in baseline.runs for run in unit]
+    # What interrupts a run only makes it slower: of every unit the fastest turn says what rounds take.
+    fastest, plain = ([min(unit, key=_seconds) for unit in which.runs] for which in (m, baseline))
+    quick = [run.statistics for run in fastest if run.statistics is not None]
     told = [run.statistics for run in runs if run.statistics is not None]
     rounds, drafted = sum(r.rounds for r in runs), sum(r.drafted for r in runs)
     wrong = [
@@ -192,7 +200,7 @@ def _summary(
     return {
         "speedup": speedup_of(m, baseline, range(len(m.runs))),
         "speedup_by_kind": {kind: speedup_of(m, baseline, chosen) for kind, chosen in kinds.items()},
-        "tokens_per_second": sum(r.emitted for r in runs) / sum(r.seconds for r in runs),
+        "tokens_per_second": sum(r.emitted for r in fastest) / sum(r.seconds for r in fastest),
         "tokens_per_round": sum(r.emitted for r in runs) / rounds,
         "rounds": rounds,
         "drafting_rounds": sum(s.drafting_rounds for s in told),
@@ -203,7 +211,11 @@ def _summary(
         "acceptance_rate": sum(r.accepted for r in runs) / drafted if drafted else 0.0,
         "drafted_at": _sums(s.drafted_at for s in told),
         "accepted_at": _sums(s.accepted_at for s in told),
-        "draft_seconds": sum(s.seconds.draft for s in told),
+        "quick_rounds": sum(r.rounds for r in fastest),
+        "quick_levels": sum(s.levels for s in quick),
+        "quick_drafting_rounds": sum(s.drafting_rounds for s in quick),
+        "draft_seconds": sum(s.seconds.draft for s in quick),
+        "round_seconds": sum(r.seconds for r in fastest),
         "verify_seconds_per_round": sum(s.seconds.verify for s in told) / rounds,
         "seconds_per_round": sum(r.seconds for r in runs) / rounds,
         "plain_seconds_per_round": sum(r.seconds for r in plain) / sum(r.rounds for r in plain),
@@ -212,6 +224,10 @@ def _summary(
         "compared_texts": len(wrong),
         "compared_tokens": sum(len(text) for unit in m.runs for run in unit for text in run.tokens),
     }
+
+
+def _seconds(run: Run) -> float:
+    return run.seconds / run.rounds
 
 
 def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
