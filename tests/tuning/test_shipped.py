@@ -30,7 +30,8 @@ def test_the_set_of_a_model_is_the_default(name: str) -> None:
     file = load_skip_file(DrafterSpec.skipping(None, exit="priced"), load_model(name))
     assert file == SkipFile.read(ASSETS / name / "skip.json")
     assert file.model == name
-    assert 0 < len(file.skips) < 2 * file.layers
+    assert len(file.skips) < 2 * file.layers
+    assert file.int8 or len(file.skips) > 0  # what drafts with the model itself gains nothing
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -43,8 +44,9 @@ def test_it_was_found_by_the_command(name: str) -> None:
     assert len(measured["advice"]) >= 3
 
 
-def test_the_set_of_gdn_code_was_measured_faster_than_that_of_similarity() -> None:
-    *_, always, similarity = SkipFile.read(ASSETS / "gdn-code" / "skip.json").measured["advice"]
+@pytest.mark.parametrize("name", MODELS)
+def test_it_was_measured_faster_than_the_best_of_the_similarity_of_hidden_states(name: str) -> None:
+    *_, always, similarity = SkipFile.read(ASSETS / name / "skip.json").measured["advice"]
     assert always["name"].startswith("always")
     assert similarity["name"].startswith("similarity: always")
     assert always["measured_speedup"] > similarity["measured_speedup"]
