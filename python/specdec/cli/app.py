@@ -427,6 +427,14 @@ def tune(
         ),
     ] = None,
     dtype: DtypeOption = Dtype.float32,
+    draft_int8: Annotated[
+        bool,
+        typer.Option(
+            "--draft-int8",
+            help="With --model: a set for drafts with int8 copies of the weights, which its file then asks "
+            "for.",
+        ),
+    ] = False,
     trials: Annotated[int, typer.Option(help="With --model: most sets that are tried.")] = 2000,
     resume: Annotated[bool, typer.Option("--resume", help="With --model: go on with a search.")] = False,
     warm_start_only: Annotated[
@@ -475,6 +483,7 @@ def tune(
         text=text,
         out=out,
         dtype=dtype.value,
+        draft_int8=draft_int8,
         seconds=840.0 if seconds is None else seconds,
         trials=trials,
         resume=resume,
