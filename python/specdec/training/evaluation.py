@@ -1,4 +1,4 @@
-"""How many drafted tokens the target would accept, read off a text for every position at once."""
+"""How near drafts and exits come to the target, read off a text for every position at once."""
 
 from __future__ import annotations
 
@@ -56,3 +56,26 @@ def summarize(matches: Tensor) -> Acceptance:
     tried = [matches.shape[0] * matches.shape[1], *reached[:-1]]
     match = tuple(hits / max(1, total) for hits, total in zip(reached, tried, strict=True))
     return Acceptance(match, 1 + float(accepted.sum(-1).double().mean()))
+
+
+def exit_agreement(outputs: Sequence[Tensor], targets: Tensor, head: Tensor) -> list[tuple[float, float]]:
+    """How near exits are to the last layer on one text, over the whole vocabulary.
+
+    Args:
+        outputs: of each exit, behind the final norm: `[T, D]`.
+        targets: `[T, D]`, of the last layer.
+        head: `[V, D]`.
+
+    Returns:
+        For every exit KL(last layer || exit) in nats a token, and the share of tokens where the likeliest
+        one is the same.
+    """
+    log_p = torch.log_softmax(targets @ head.T, -1)  # [T, V]
+    p, choices = log_p.exp(), log_p.argmax(-1)
+    found = []
+    for output in outputs:
+        log_q = torch.log_softmax(output @ head.T, -1)
+        agreement = float((log_q.argmax(-1) == choices).double().mean())
+        kl = float((p * log_q.sub_(log_p)).sum(-1).neg().double().mean())
+        found.append((kl, agreement))
+    return found

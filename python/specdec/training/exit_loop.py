@@ -22,6 +22,7 @@ from specdec.models.exit_adapter import ExitAdaptersConfig, save_exit_adapters
 from specdec.models.features import Feature
 from specdec.training.corpus import TOKENS_NAME, TokenWindows, frequent_tokens
 from specdec.training.distillation import VocabularySample, distillation_loss
+from specdec.training.evaluation import exit_agreement
 from specdec.training.exit_model import TrainableExitAdapters
 from specdec.training.features import FeatureCache
 from specdec.training.optimization import Optimization
@@ -204,19 +205,14 @@ class ExitTraining(Run):
         """Loss and agreement of every exit on held-out windows, over the whole vocabulary and in float32;
         added to the history.
         """
-        exits = list(self._features)
-        kl, agreement, count = torch.zeros(len(exits)), torch.zeros(len(exits)), 0
-        for indices in self.windows.held_out_indices(1, _HELD_OUT_WINDOWS):
-            outputs, targets = self._adapted(indices, autocast=False)
-            head, share = self.target.head, [1 / len(exits)] * len(exits)
-            kl += distillation_loss(list(outputs.values()), targets, head, share, later=False)[1]
-            choices = (targets @ head.T).argmax(-1)
-            for i, output in enumerate(outputs.values()):
-                agreement[i] += ((output @ head.T).argmax(-1) == choices).float().mean()
-            count += 1
+        found = []
+        for (window,) in self.windows.held_out_indices(1, _HELD_OUT_WINDOWS):
+            outputs, targets = self._adapted([window], autocast=False)
+            found.append(exit_agreement([x[0] for x in outputs.values()], targets[0], self.target.head))
+        means = torch.tensor(found, dtype=torch.float64).mean(0).tolist()  # [exits, 2]
         figures = {
-            str(exit): {"kl": float(kl[i]) / count, "agreement": float(agreement[i]) / count}
-            for i, exit in enumerate(exits)
+            str(exit): {"kl": kl, "agreement": agreement}
+            for exit, (kl, agreement) in zip(self._features, means, strict=True)
         }
         self.history.held_out.append((self.step, figures))
         return figures

@@ -266,7 +266,7 @@ def place_tokens(
     Raises:
         ValueError: the text is too short; or features of another one are there: a run may still need them.
     """
-    new = path.with_name(path.name + ".new")
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")  # runs that begin together do not meet
     try:
         backend = load_tokenizer(model).backend
         total = write_tokens(text, backend, new, seed, most=most, eos_token_ids=eos_token_ids)
