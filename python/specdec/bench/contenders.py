@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
@@ -11,6 +11,7 @@ import torch
 
 from specdec.acceptance.params import SamplingParams
 from specdec.generation import Request, Statistics
+from specdec.loop import Loop
 from specdec.methods import DrafterSpec, MethodOptions, build_drafter, get_method
 from specdec.models.base import CausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
@@ -77,6 +78,16 @@ class Contender(Protocol):
 class MethodContender:
     """A method of this package. Every run has a fresh loop and drafter, so that no prompt profits from what
     was learned of the texts before. What rounds of the model cost on this machine is shared (`costs_of`).
+
+    Args:
+        method: its name.
+        drafter: its drafter.
+        model: the target.
+        options: of the method.
+        sampling: of all requests.
+        dtype: of the model.
+        drafter_model: what the drafter drafts with.
+        watch: is shown every loop before it runs.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class MethodContender:
         sampling: SamplingParams,
         dtype: torch.dtype,
         drafter_model: CausalLM | RecurrentDrafterModel | None = None,
+        watch: Callable[[Loop], None] | None = None,
     ) -> None:
         self.method = method
         self.drafter = drafter
@@ -100,6 +112,7 @@ class MethodContender:
         self._sampling = sampling
         self._dtype = dtype
         self._drafter_model = drafter_model
+        self._watch = watch
 
     def run(self, prompts: Tokens, count: int, known: Tokens, turn: int = 0) -> Run:
         """See `Contender.run`."""
@@ -116,6 +129,8 @@ class MethodContender:
                 model=self._drafter_model,
             )
         loop = get_method(self.method).build(self._model, drafter, self._options)
+        if self._watch is not None:
+            self._watch(loop)
         # Prompts of one batch draw different numbers, and so does every turn.
         first = turn * len(prompts)
         requests = [

@@ -25,6 +25,13 @@ app = typer.Typer(
 )
 
 
+class TunedMethod(str, Enum):
+    """What `specdec tune --model` is for."""
+
+    self_speculative = "self-speculative"
+    hispec = "hispec"
+
+
 class Dtype(str, Enum):
     """Of a model's activations."""
 
@@ -334,8 +341,9 @@ def bench(
         typer.Option(
             help="A fixed set of measurements instead, with a report in files. specla: controlled "
             "acceptance, tree verification, commits and the ablations of decoding. self-speculative: where "
-            "drafts end. Of the other options it takes --quick, --out, --json, --model, --prompts, --dtype, "
-            "specla --drafter (those to compare), self-speculative --skip.",
+            "drafts end. hispec: two tiers of early exits against three. Of the other options it "
+            "takes --quick, --out, --json, --model, --prompts, --dtype, specla --drafter (those to "
+            "compare), self-speculative --skip.",
             show_default=False,
         ),
     ] = None,
@@ -400,6 +408,7 @@ def bench(
 
 @app.command(
     epilog="Example: specdec tune --model gdn-code --text ~/src --out skip.json\n\n"
+    "Example: specdec tune --method hispec --model gdn-code --text ~/src --plot tiers.png\n\n"
     "Example: specdec tune --kernels"
 )
 def tune(
@@ -407,11 +416,17 @@ def tune(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Search the sub-layers that this model's drafts leave out, for --method self-speculative; a "
-            "name, directory or file as elsewhere.",
+            help="Find out how this model drafts best for itself; a name, directory or file as elsewhere.",
             show_default=False,
         ),
     ] = None,
+    method: Annotated[
+        TunedMethod,
+        typer.Option(
+            help="With --model: self-speculative searches the sub-layers that drafts leave out, hispec tries "
+            "early exits and lengths of drafts."
+        ),
+    ] = TunedMethod.self_speculative,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -422,7 +437,8 @@ def tune(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="With --model: the file of the set, JSON. The search is kept beside it, ending in .study.",
+            help="For self-speculative: the file of the set, JSON. The search is kept beside it, ending in "
+            ".study.",
             show_default=False,
         ),
     ] = None,
@@ -431,28 +447,32 @@ def tune(
         bool,
         typer.Option(
             "--draft-int8",
-            help="With --model: a set for drafts with int8 copies of the weights, which its file then asks "
-            "for.",
+            help="For self-speculative: a set for drafts with int8 copies of the weights, which its file "
+            "then asks for. For hispec: exits are read through an int8 copy of the head.",
         ),
     ] = False,
-    trials: Annotated[int, typer.Option(help="With --model: most sets that are tried.")] = 2000,
-    resume: Annotated[bool, typer.Option("--resume", help="With --model: go on with a search.")] = False,
+    trials: Annotated[int, typer.Option(help="For self-speculative: most sets that are tried.")] = 2000,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="For self-speculative: go on with a search.")
+    ] = False,
     warm_start_only: Annotated[
         bool,
         typer.Option(
             "--warm-start-only",
-            help="With --model: take the best of what the similarity of hidden states proposes, and do not "
-            "search.",
+            help="For self-speculative: take the best of what the similarity of hidden states proposes, and "
+            "do not search.",
         ),
     ] = False,
     json: Annotated[
         Path | None,
-        typer.Option("--json", help="With --model: write all trials and figures here.", show_default=False),
+        typer.Option("--json", help="With --model: write all figures here.", show_default=False),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="With --model: draw the sets and the search here (PNG, SVG or PDF).", show_default=False
+            help="With --model: draw the sets and the search, or a heat map of the sweep, here (PNG, SVG or "
+            "PDF).",
+            show_default=False,
         ),
     ] = None,
     kernels: Annotated[
@@ -461,7 +481,7 @@ def tune(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="Time to measure or to search for, about.", show_default="840 with --model, else 120"
+            help="Time to measure or to search for, about.", show_default="840 for self-speculative, else 120"
         ),
     ] = None,
 ) -> None:
@@ -476,6 +496,22 @@ def tune(
 
         kernels_command.run(120.0 if seconds is None else seconds)
         return
+    if method is TunedMethod.hispec:
+        for name in _given(context):
+            if name in ("out", "trials", "resume", "warm_start_only"):
+                raise ValueError(f"--{name.replace('_', '-')}: only for --method self-speculative")
+        from specdec.cli import tune_tiers
+
+        tiers = tune_tiers.Options(
+            model=model,
+            text=text,
+            dtype=dtype.value,
+            draft_int8=draft_int8,
+            seconds=120.0 if seconds is None else seconds,
+            json=json,
+            plot=plot,
+        )
+        raise typer.Exit(tune_tiers.run(tiers))
     from specdec.cli import tune_skips as command
 
     options = command.Options(

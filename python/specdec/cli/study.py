@@ -13,7 +13,7 @@ from rich.console import Console
 
 from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, load_prompts
-from specdec.bench.studies import self_speculative, specla
+from specdec.bench.studies import hispec, self_speculative, specla
 from specdec.bench.studies.lab import Lab
 from specdec.bench.studies.report import Report, Study
 from specdec.cli.drafting import note_other_machine, skip_spec
@@ -27,10 +27,10 @@ from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 MISMATCH = 1
 PIPE_WIDTH = 160  # columns where stdout is no terminal
 DRAFTERS = ("ngram", "adapted", "adapted+ngram", "exit:2")
-STUDIES = {study.name: study for study in (specla.STUDY, self_speculative.STUDY)}
+STUDIES = {study.name: study for study in (specla.STUDY, self_speculative.STUDY, hispec.STUDY)}
 # Options of every study, and of one.
 TAKES = ("quick", "out", "json", "model", "prompts", "dtype")
-OWN = {specla.STUDY.name: "drafter", self_speculative.STUDY.name: "skip"}
+OWN = {specla.STUDY.name: ("drafter",), self_speculative.STUDY.name: ("skip",)}
 DEFAULT_MODEL = "gdn-code"  # whose files have no model in their names
 
 
@@ -109,6 +109,8 @@ def _lab(study: Study, options: Options, prompts: list[Prompt], drafters: Sequen
         if not isinstance(model, GatedDeltaNetForCausalLM):
             raise ValueError(f"--model: got {options.model}, want a Gated DeltaNet for this study")
         return Lab(model, tokenizer, prompts, drafters, quick=options.quick)
+    if study is hispec.STUDY:
+        return Lab(model, tokenizer, prompts, quick=options.quick)
     spec = skip_spec(options.skip, None, None)
     try:
         load_skip_file(spec, model)
@@ -125,7 +127,7 @@ def _stem(study: Study, model: str) -> str:
 
 def _refuse_others(study: Study, given: Iterable[str]) -> None:
     """A study says itself what it measures: an option that would change nothing is an error."""
-    takes = (*TAKES, OWN[study.name])
+    takes = (*TAKES, *OWN.get(study.name, ()))
     for name in given:
         if name not in ("study", *takes):
             wanted = ", ".join(f"--{option}" for option in takes)

@@ -156,6 +156,7 @@ class HierarchicalDrafter(EarlyExitDrafter):
             ]
             drawn = self._grow(rows, requests, begun.stages[0], plan)
             self._check(rows, told, drawn, plan, probs)
+            self.work.checks += 1
         every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
         begun.nodes = [[*range(row.kept), *[-1] * (1 + len(row.before) - row.kept)] for row in rows]
         return [self._proposal(row, t, every) for row, t in zip(rows, told, strict=True)]

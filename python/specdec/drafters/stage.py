@@ -20,10 +20,11 @@ class Work:
     Attributes:
         passes: calls of a layer, whatever was in them: weights were read that often.
         tokens: nodes that a layer was run for, over all layers; rows of a batch count each.
+        checks: times that a middle exit checked drafts.
     """
 
     def __init__(self) -> None:
-        self.passes = self.tokens = 0
+        self.passes = self.tokens = self.checks = 0
 
     def book(self, layers: int, nodes: int) -> None:
         """A pass of so many layers over so many nodes, of all rows."""

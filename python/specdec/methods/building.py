@@ -114,16 +114,11 @@ def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draf
 def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Drafter:
     """Early exits of the target; of those that it was trained with or that adapters come for."""
     from specdec.drafters.plan import Plan
-    from specdec.methods.hispec import tiered_drafter
-    from specdec.models.exit_adapter import ExitAdapters, shipped_exit_adapters
+    from specdec.methods.hispec import shipped_adapters, tiered_drafter
 
     layered = cast("LayeredLM", _want_layers(spec, target))
     plan = None if spec.model == ADAPTIVE_TIERS else Plan.parse(spec.model)
     try:
-        shipped = shipped_exit_adapters(cast("SkippableLM", target))
-        adapters = (
-            None if shipped is None else ExitAdapters.from_directory(shipped, cast("SkippableLM", target))
-        )
         return tiered_drafter(
             layered,
             plan,
@@ -131,7 +126,7 @@ def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draft
             adaptive=options.adaptive,
             acceptance=options.acceptance,
             branching=spec.shape.branching,
-            adapters=adapters,
+            adapters=shipped_adapters(cast("SkippableLM", target)),
             int8=bool(spec.int8),
         )
     except ValueError as error:

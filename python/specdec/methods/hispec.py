@@ -16,8 +16,8 @@ from specdec.drafters.adaptive import AdaptivePlanner, likely_plans
 from specdec.drafters.hierarchical import HierarchicalDrafter
 from specdec.drafters.plan import Plan
 from specdec.loop import Loop
-from specdec.models.base import CausalLM, LayeredLM
-from specdec.models.exit_adapter import ExitAdapters
+from specdec.models.base import CausalLM, LayeredLM, SkippableLM
+from specdec.models.exit_adapter import ExitAdapters, shipped_exit_adapters
 
 
 def exits_of(model: LayeredLM, adapters: ExitAdapters | None = None) -> tuple[int, ...]:
@@ -33,6 +33,12 @@ def exits_of(model: LayeredLM, adapters: ExitAdapters | None = None) -> tuple[in
     if layers < 2:
         raise ValueError("tiers: got a model of one layer, want at least 2")
     return model.early_exit_layers or tuple(sorted({max(1, round(layers / part)) for part in (8, 4)}))
+
+
+def shipped_adapters(model: SkippableLM) -> ExitAdapters | None:
+    """The exit adapters that come for these weights; None where there are none."""
+    folder = shipped_exit_adapters(model)
+    return None if folder is None else ExitAdapters.from_directory(folder, model)
 
 
 def hispec(

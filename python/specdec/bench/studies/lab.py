@@ -11,6 +11,7 @@ from specdec.acceptance.params import SamplingParams
 from specdec.bench.contenders import BASELINE, Contender, MethodContender, Run
 from specdec.bench.harness import Measured, Unit, measure, speedup_of
 from specdec.bench.prompts import Prompt, groups_of
+from specdec.loop import Loop
 from specdec.methods import DrafterSpec, MethodOptions, load_drafter_model
 from specdec.models.base import CausalLM
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
@@ -19,6 +20,7 @@ from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.tokenizer import Tokenizer
 
 LARGE = 50_000_000  # weights
+METHOD_OF = {"skip": "self-speculative", "tiers": "hispec"}  # by kind of drafter; specla of the others
 Step = Callable[[str], None]  # told what was measured
 
 
@@ -38,6 +40,7 @@ class Entry:
         adaptive: draft only what pays.
         commit: "deferred" or "eager".
         strategy: of verification; "exact" is what a model does by itself.
+        watch: is shown every loop before it runs, that of the warm-up first.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Entry:
     adaptive: bool = True
     commit: str = "deferred"
     strategy: str = "exact"
+    watch: Callable[[Loop], None] | None = None
 
 
 class Lab:
@@ -118,16 +122,29 @@ class Lab:
         geometric mean over the units. It is given also where tokens differ, which `different_tokens` counts
         (of `compared_tokens`).
         """
-        contenders: list[Contender] = [self._contender(None, batch)]
-        contenders += [self._contender(entry, batch) for entry in entries]
-        measured = measure(
-            contenders,
-            units,
-            count=count,
-            repeats=repeats,
-            greedy=True,
-            progress=step,
-        )
+        measured = self.measured(entries, units, batch=batch, count=count, repeats=repeats, step=step)
+        return self.rows(entries, units, measured, batch)
+
+    def measured(
+        self,
+        entries: Sequence[Entry],
+        units: Sequence[Unit],
+        *,
+        batch: int,
+        count: int,
+        repeats: int,
+        step: Step,
+    ) -> list[Measured]:
+        """The runs of plain decoding, then those of every entry; all took turns, greedily."""
+        contenders: list[Contender] = [self.contender(None, batch)]
+        contenders += [self.contender(entry, batch) for entry in entries]
+        return measure(contenders, units, count=count, repeats=repeats, greedy=True, progress=step)
+
+    @staticmethod
+    def rows(
+        entries: Sequence[Entry], units: Sequence[Unit], measured: Sequence[Measured], batch: int
+    ) -> list[dict[str, Any]]:
+        """A row an entry of what `measured` gave, as `compare`."""
         baseline = measured[0]
         known = [runs[0].tokens for runs in baseline.runs]
         return [
@@ -138,9 +155,10 @@ class Lab:
 
     def decoded(self, unit: Unit, count: int) -> list[list[int]]:
         """How the target goes on after each prompt, greedily, `count` tokens."""
-        return self._contender(None, len(unit.prompts)).run(unit.prompts, count, []).tokens
+        return self.contender(None, len(unit.prompts)).run(unit.prompts, count, []).tokens
 
-    def _contender(self, entry: Entry | None, batch: int) -> MethodContender:
+    def contender(self, entry: Entry | None, batch: int) -> MethodContender:
+        """What runs an entry; None: plain decoding. All greedily."""
         sampling = SamplingParams(0.0, seed=0)
         if entry is None:
             options = MethodOptions(slots=batch)
@@ -154,13 +172,14 @@ class Lab:
             adaptive=entry.adaptive,
         )
         return MethodContender(
-            "self-speculative" if entry.drafter.kind == "skip" else "specla",
+            METHOD_OF.get(entry.drafter.kind, "specla"),
             entry.drafter,
             self._with_strategy(entry.strategy),
             options,
             sampling=sampling,
             dtype=self.model.dtype,
             drafter_model=self._drafter_model(entry.drafter),
+            watch=entry.watch,
         )
 
     def _with_strategy(self, strategy: str) -> CausalLM:
