@@ -103,7 +103,7 @@ def tiers_spec(tiers: str | None, draft_tree: str | None, *, int8: bool | None =
     Raises:
         ValueError: naming the argument.
     """
-    return DrafterSpec.tiered(ADAPTIVE_TIERS if tiers is None else tiers, int8=bool(int8), tree=draft_tree)
+    return DrafterSpec.tiered(ADAPTIVE_TIERS if tiers is None else tiers, int8=int8, tree=draft_tree)
 
 
 def note_other_machine(spec: DrafterSpec, model: CausalLM, dtype: str) -> None:

@@ -113,11 +113,13 @@ class HierarchicalDrafter(EarlyExitDrafter):
         if acceptance not in RULES or not RULES[acceptance].lossless:
             raise ValueError(f"acceptance: got {acceptance!r}, want a lossless rule")
         self._rule = acceptance
+        shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
+        self._sizes = shape.levels(MAX_SERIAL_NODES)
         super().__init__(
             model,
             cache,
             plan,
-            branching=branching,
+            branching=shape,
             replacement=replacement,
             draw=draw,
             adapters=adapters,
@@ -168,7 +170,7 @@ class HierarchicalDrafter(EarlyExitDrafter):
 
     def _nodes(self, length: int) -> int:
         """Nodes that the draft exit drafts to this depth."""
-        return self.shape.levels(MAX_SERIAL_NODES)[:length][-1] if length else 0
+        return self._sizes[:length][-1] if length else 0
 
     def _inner(self, row: Row, told: _Tokens, plan: Plan) -> DraftRequest:
         """What is asked of the draft exit. A check brings one token more than it accepts."""

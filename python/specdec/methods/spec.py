@@ -127,12 +127,12 @@ class DrafterSpec:
         return spec
 
     @classmethod
-    def tiered(cls, tiers: str, *, int8: bool = False, tree: str | None = None) -> DrafterSpec:
+    def tiered(cls, tiers: str, *, int8: bool | None = None, tree: str | None = None) -> DrafterSpec:
         """The target's own first layers, in two or three tiers.
 
         Args:
             tiers: as `specdec.drafters.plan.Plan.parse` reads it, or "auto".
-            int8: exits are read through a copy of the head in int8.
+            int8: exits are read through a copy of the head in int8; None: they are not.
             tree: as of `parse`; None: chains.
 
         Raises:
