@@ -74,9 +74,15 @@ def run(options: Options) -> int:
     said = tier_sweep.sentence(found)
     console.print(f"\n{said}", markup=False, soft_wrap=True)
     if options.json is not None:
-        report = {"machine": machine(), "model": options.model, "dtype": options.dtype}
-        report |= {"draft_int8": options.draft_int8, "sentence": said}
-        write_json(options.json, report | {"rows": [f.as_dict() for f in found]})
+        report = {
+            "machine": machine(),
+            "model": options.model,
+            "dtype": options.dtype,
+            "draft_int8": options.draft_int8,
+            "sentence": said,
+            "rows": [f.as_dict() for f in found],
+        }
+        write_json(options.json, report)
     if options.plot is not None:
         tier_sweep.draw(options.plot, found, f"{about}\n{describe()}")
     return 0

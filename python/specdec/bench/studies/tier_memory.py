@@ -24,7 +24,8 @@ from specdec.methods.hispec import exits_of, shipped_adapters
 TITLE = "Memory"
 PASSES = ("forward", "run_layers", "readout")
 ABOUT = (
-    "Bytes of all tensors alive after a pass, at the most, without the weights, for one sequence: states, "
+    "Bytes of all tensors alive after a pass, at the most of any pass, that over the prompt among them, "
+    "without the weights, for one sequence: states, "
     "what is pending, what the round's passes left behind, hidden states and logits. A chain that the target "
     "verifies leaves as much behind as one of the same length that exits drafted, so an oracle's chain of as "
     "many drafts stands beside each. Hidden states: nodes of the longest chain, the last emitted token among "

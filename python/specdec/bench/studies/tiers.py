@@ -36,7 +36,8 @@ LEGEND = (
     "the target that were the target's. Checks: by the middle exit, a round. By the formula: m (N_d E + M) + "
     "L layer passes, N_d E + L in two tiers; drafts are shorter just before a sequence's end. By passes: the "
     "speedup if nothing but the number of layer passes took time. Over two: speedup over the best two-tier "
-    "setting of this table, whose choice after the fact favours it."
+    "setting of this table, whose choice after the fact favours it. Tokens/s: of the fastest turn on each "
+    "prompt, which other work on the machine touches least."
 )
 
 Result = dict[str, Any]
