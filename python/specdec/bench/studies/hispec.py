@@ -8,6 +8,6 @@ from specdec.bench.studies.report import Study
 STUDY = Study(
     "hispec",
     "Early exits in two and three tiers on this machine",
-    "The paper is arXiv 2510.01336; its figures are of GPUs and of models of 7 to 70 billion weights.",
+    "The paper is arXiv 2510.01336; its figures are of LayerSkip checkpoints on an H100.",
     {"tiers": tiers, "memory": tier_memory},
 )
