@@ -35,7 +35,7 @@ from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
 KEPT = 1024  # emitted tokens that wait for a draft at most; some kilobytes each, where they have features
-PASSES = 64  # whose features wait as the target made them, for all rows of its batch
+PASSES = 64  # whose features a slot keeps as they are: each holds on to the features of its whole batch
 
 
 @dataclass
@@ -307,7 +307,7 @@ class SteppingDrafter(ABC):
             del state.unseen[:count]
             if state.features:
                 state.features = [NodeFeatures.of(_joined(state.features)[count:])]
-        # What is left is a view of all that was read.
+        # A copy: what is left is a view, which would keep all that was read.
         state.features = [NodeFeatures.of(part.rows().clone()) for part in state.features]
 
     def _emitted(self, slots: Sequence[int], most: int | None = None) -> EmittedTokens:
