@@ -95,7 +95,13 @@ SELF = ["--method", "self-speculative"]
             ["--draft-tree: got 2,2, but only", "exit:N"],
         ),
         (["generate", "x", "--skip", "f"], ["--skip: got f, but only the method self-speculative"]),
-        (["generate", "x", "--draft-int8"], ["--draft-int8: only the method self-speculative takes it"]),
+        (["generate", "x", "--draft-int8"], ["--draft-int8: only the methods self-speculative and"]),
+        (["generate", "x", "--tiers", "2x3"], ["--tiers: got 2x3, but only the method hispec takes it"]),
+        (["generate", "x", "--method", "hispec", "--tiers", "5x3/2x4"], ["--tiers: 5x3/2x4: middle: got 2"]),
+        (
+            ["generate", "x", "--method", "hispec", "--tiers", "12x3"],
+            ["--tiers: exit: got 12, want at most 9"],
+        ),
         (
             ["generate", "x", *SELF, "--skip", "none", "--no-draft-int8"],
             ["--skip: got 'none', which drafts as dearly"],

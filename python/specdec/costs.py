@@ -147,12 +147,13 @@ class RoundCost:
 _COSTS = PerModel(RoundCost)
 
 
-def costs_of(model: CausalLM, *, deferred: bool) -> RoundCost:
+def costs_of(model: CausalLM, *, deferred: bool, begun: bool = False) -> RoundCost:
     """What was learned about this model in this process, with the number of threads that torch has now. Costs
     are a matter of the machine, not of a text: loops share them.
 
     Args:
         model: the target. One that is not hashable or takes no weak references gets new costs in every loop.
         deferred: whether its loop commits late: such rounds do the work in another place.
+        begun: whether its drafter has done a part of a verification when it begins.
     """
-    return _COSTS(model, torch.get_num_threads(), deferred)
+    return _COSTS(model, torch.get_num_threads(), deferred, begun)

@@ -31,6 +31,7 @@ from specdec.cache import DecodingCache, Round, path_tensor
 from specdec.costs import costs_of
 from specdec.drafters.base import FREE, Drafter, DraftRequest, DrawingDrafter, Prices
 from specdec.drafters.checking import check_proposals
+from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.generation import FinishReason, Request, Result, Statistics, TokenEvent
@@ -104,14 +105,16 @@ class Loop:
             raise TypeError(f"observer: got {shown(observer)}, want a RoundObserver, or None")
         if cache is not None and cache.slots != slots:
             raise ValueError(f"cache: got one of {cache.slots} slots, want {slots}")
-        if isinstance(drafter, LayerSkipDrafter) and drafter.cache is not cache:
+        if isinstance(drafter, (LayerSkipDrafter, EarlyExitDrafter)) and drafter.cache is not cache:
             raise ValueError("cache: got another one than the drafter reads, want drafter.cache")
         self.model = model
         self.drafter = drafter
         self._tap = FeatureTap(drafter.features) if drafter is not None and drafter.features else None
+        # Its drafts are a part of the verification, which it finishes.
+        self._begins = drafter if isinstance(drafter, EarlyExitDrafter) else None
         self._deferred = commit == "deferred"
         self.budget = (budget or DraftBudget()).for_loop(
-            costs_of(model, deferred=self._deferred),
+            costs_of(model, deferred=self._deferred, begun=self._begins is not None),
             rates_of(model, "" if drafter is None else drafter.name, deferred=self._deferred),
         )
         self.statistics = Statistics()
@@ -312,14 +315,17 @@ class Loop:
         batch = batch_proposals([s.root for s in active], proposals)
         t1 = perf_counter()
         tap = self._tap
-        logits, factors = self.model.forward(
-            batch.tokens,
-            cache=self.cache,
-            slots=self._slots,
-            parents=batch.parents,
-            lengths=batch.lengths,
-            tap=tap,
-        )
+        if self._begins is not None:
+            logits, factors = self._begins.verify(batch, self._slots)
+        else:
+            logits, factors = self.model.forward(
+                batch.tokens,
+                cache=self.cache,
+                slots=self._slots,
+                parents=batch.parents,
+                lengths=batch.lengths,
+                tap=tap,
+            )
         t2 = perf_counter()
         decisions = self._decide(active, self._settings, proposals, batch, logits)
         events: list[TokenEvent] = []

@@ -15,7 +15,7 @@ pytest.importorskip("optuna")
 import specdec.cli.tune_skips as command
 from specdec.cli.errors import INTERRUPTED
 from specdec.cli.tune_skips import Options
-from specdec.methods import DrafterSpec, load_skip_file
+from specdec.methods import DrafterSpec, load_drafter_model, load_skip_file
 from specdec.models import load_model
 from specdec.models.skip_file import SkipFile
 
@@ -33,7 +33,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "FINALISTS": 1,
         "TIMING": 0.0,
     }
-    sizes |= {"CONTEST_TOKENS": 8, "CONTEST_TURNS": 1, "ADVICE_TOKENS": 12, "ADVICE_TURNS": 1}
+    sizes |= {
+        "CONTEST_TOKENS": 8,
+        "CONTEST_TURNS": 1,
+        "CONTEST_SECONDS": 0.0,
+        "ADVICE_SECONDS": 0.0,
+        "ADVICE_TOKENS": 12,
+        "ADVICE_TURNS": 1,
+    }
     for name, value in sizes.items():
         monkeypatch.setattr(f"specdec.tuning.skips.{name}", value)
 
@@ -53,6 +60,7 @@ def options(tmp_path: Path, **changes: Any) -> Options:
         "text": tmp_path / "text",
         "out": tmp_path / "skip.json",
         "dtype": "float32",
+        "draft_int8": False,
         "seconds": 600.0,
         "trials": 8,
         "resume": False,
@@ -106,12 +114,26 @@ def test_a_search_writes_a_set_that_drafts(tmp_path, folder, capsys, monkeypatch
 
 def test_the_warm_start_alone_keeps_no_search(tmp_path, folder, capsys) -> None:
     assert command.run(options(tmp_path, warm_start_only=True)) == 0
-    assert "4 sets tried" in capsys.readouterr().out
+    assert "4 sets tried, " in capsys.readouterr().out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["all.json", "skip.json", "text"]
     report = json.loads((tmp_path / "all.json").read_text())
     assert report["chosen"] == report["warm_start"]
     assert report["contest"] == []
     assert len(report["advice"]) == 3  # not the same set twice
+
+
+def test_a_set_for_int8_drafts_says_so_and_is_used_so(tmp_path, folder, capsys) -> None:
+    assert command.run(options(tmp_path, draft_int8=True, warm_start_only=True)) == 0
+    assert "drafts with int8 weights" in capsys.readouterr().out
+    file = SkipFile.read(tmp_path / "skip.json")
+    assert file.int8
+    model = load_model("gdn-code")
+    spec = DrafterSpec.skipping(str(tmp_path / "skip.json"), exit="priced")
+    view = load_drafter_model(spec, model, dtype=model.dtype)
+    assert view.num_parameters == model.skipping(file.skips, int8=True).num_parameters
+    assert view.num_parameters < model.skipping(file.skips).num_parameters
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert (report["trials"][0]["mixers"], report["trials"][0]["mlps"]) == ([], [])  # nothing left out
 
 
 def interrupted_when(trials: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,29 +9,45 @@ from specdec.drafters.draft_exit import FixedLength
 from specdec.generation import Request
 from specdec.methods.self_speculative import self_speculative
 from specdec.models.skipping import SkipSet
-from specdec.tuning.round_times import _fitted, evenly_skipped, measure_times, timed_rounds
+from specdec.tuning.round_times import (
+    TimedRound,
+    _fitted,
+    _rising,
+    evenly_skipped,
+    measure_times,
+    timed_rounds,
+)
 
 CASES = [(mixers, mlps, n) for mixers in (2, 6) for mlps in (2, 6) for n in (1, 2, 4)]
+PLAIN = [TimedRound(0, 1, 0.0, 0.5)] * 2
 
 
 def test_a_line_is_found_again() -> None:
-    once, each, mixer, mlp = line = (0.1, 0.2, 0.03, 0.05)
+    once, each, mixer, mlp = line = (0.1, 0.2, 0.03, 0.05)  # in plain rounds, of half a second
     found = {}
     for mixers, mlps, n in CASES:
-        times = (once + n * (each + mixer * mixers + mlp * mlps), 1.0 + 0.1 * n)
-        found[mixers, mlps, n] = [times, (90.0, 90.0), times]  # an interruption
-    times_ = _fitted(found, 0.01, 5)
-    assert times_.draft == pytest.approx(line)
+        draft = 0.5 * (once + n * (each + mixer * mixers + mlp * mlps))
+        rounds = [TimedRound(n, 1, draft, 0.5 + 0.05 * n)] * 2
+        found[mixers, mlps, n] = [TimedRound(n, 1, 90.0, 90.0), *rounds]  # an interruption
+    times = _fitted(found, PLAIN, 5)
+    assert times.draft == pytest.approx(line)
     # 3 did not occur, nor did 5: a line between the neighbours, and the last one.
-    assert times_.verify == pytest.approx((1.0, 1.1, 1.2, 1.3, 1.4, 1.4))
-    assert times_.plain_seconds == 0.01
+    assert times.verify == pytest.approx((1.0, 1.1, 1.2, 1.3, 1.4, 1.4))
+    assert times.plain_seconds == 0.5
 
 
 def test_nothing_takes_less_than_no_time() -> None:
     # Fewer mixers seem to take longer.
-    times = _fitted({(m, p, n): [(n * (1.0 - 0.05 * m), 1.0)] for m, p, n in CASES}, 0.01, 2)
+    found = {(m, p, n): [TimedRound(n, 1, n * (1.0 - 0.05 * m), 1.0)] for m, p, n in CASES}
+    times = _fitted(found, PLAIN, 2)
     assert min(times.draft) == 0.0
     assert max(times.draft) > 0.0
+
+
+def test_verifications_do_not_fall_with_their_length() -> None:
+    assert _rising([1.0, 1.2, 1.1, 1.5]) == pytest.approx([1.0, 1.15, 1.15, 1.5])
+    assert _rising([3.0, 2.0, 1.0]) == pytest.approx([2.0] * 3)
+    assert _rising([1.0, 4.0, 3.0, 2.0, 5.0]) == pytest.approx([1.0, 3.0, 3.0, 3.0, 5.0])
 
 
 def test_sets_are_spread_over_the_layers() -> None:

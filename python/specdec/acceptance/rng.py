@@ -14,15 +14,16 @@ language:
 5. u = ((hi * 2^32 + lo) div 2^11) * 2^-53, a float64 in [0, 1).
 
 `position` counts the tokens of the sequence from 0, the prompt included. ACCEPT and SAMPLE take that of the
-token which the number helps to choose: it is decided once. DRAFT, ROUND and RACE take that of the first token
-that the round emits, which no other round has: their numbers may have influenced an outcome although the
-round ended before the tokens they speak of. Each stream serves one purpose, so no number is used twice.
+token which the number helps to choose: it is decided once. The others take that of the first token that the
+round emits, which no other round has: their numbers may have influenced an outcome although the round ended
+before the tokens they speak of. Each stream serves one purpose, so no number is used twice.
 
     ACCEPT   draw = rank of the sibling that is tested
     SAMPLE   draw = 0
     DRAFT    draw = node * 2^8 + k      the k-th independent child of a node
     ROUND    draw = node                whether the walk ends at the node
     RACE     draw = node * 2^21 + x     when token x arrives in the race for the children of a node
+    TIERS    words w0, w1 of draw 0     the seed of all that the tiers below the target draw in a round
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Stream(IntEnum):
     DRAFT = 2  # a drafter's independent draws, by the position of the round
     ROUND = 3  # tests of rules that look past the first rejection, by the position of the round
     RACE = 4  # a drafter's draws without replacement, by the position of the round
+    TIERS = 5  # seeds of rounds within a round, by the position of the round
 
 
 DRAFT_CHILD_BITS = 8
@@ -78,6 +80,17 @@ def uniform(seed: int, position: int, stream: Stream, draw: int = 0) -> float:
     )
     lo, hi = words[2:] if draw & 1 else words[:2]
     return float((hi << 32 | lo) >> 11) * 2.0**-53
+
+
+def round_seed(seed: int, position: int) -> int:
+    """The seed of a round's own rounds, in which a drafter's drafts pass a verifier before the target sees
+    them. Tokens that the target then rejects have been looked at, so their numbers may not come again: every
+    round has a seed of its own, by the position of its first token.
+    """
+    words = philox4x32(
+        (0, int(Stream.TIERS), position & _MASK32, position >> 32), (seed & _MASK32, seed >> 32)
+    )
+    return words[1] << 32 | words[0]
 
 
 def resolve_seed(seed: int | None) -> int:

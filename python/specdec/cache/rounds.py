@@ -151,7 +151,7 @@ class Steps:
         parents = None
         if old.parents is not None or not in_turn:
             parents = _arranged_parents(_explicit_parents(old, 0, old.nodes).tolist(), rows, width)
-        taken = taker(rows, in_turn)
+        taken = taker(rows)
         layers = tuple([_taken(entries, taken) for entries in old.layers])
         self.round = Round(layers, old.slots, parents, width)
 
@@ -181,16 +181,18 @@ class Steps:
         return None if self.round is None else self.round.layers[layer]
 
 
-def taker(rows: Sequence[Sequence[int]], in_turn: bool = False) -> Callable[[Tensor], Tensor]:
-    """A function that takes these places of each row: [B, C, ...] -> [B, N, ...], N the longest row's.
+def taker(rows: Sequence[Sequence[int]]) -> Callable[[Tensor], Tensor]:
+    """A function that takes these places of each row: [B, C, ...] -> [B, N, ...], N the longest row's. A view
+    where all rows want the same places and these follow each other.
 
     Args:
         rows: the places; what a shorter row has beyond its own means nothing.
-        in_turn: whether every row is 0, 1, ... N - 1, which is a view then.
     """
+    first = list(rows[0])
+    start = first[0] if first else 0
+    if first == list(range(start, start + len(first))) and all(list(row) == first for row in rows):
+        return lambda tensor: tensor[:, start : start + len(first)]
     width = max(map(len, rows))
-    if in_turn:
-        return lambda tensor: tensor[:, :width]
     places = np.array([[*row, *[0] * (width - len(row))] for row in rows])
     batch = np.arange(len(rows))[:, None]
     return lambda tensor: tensor_of(array_of(tensor)[batch, places], tensor.dtype)
@@ -202,7 +204,10 @@ def _taken(entries: LayerEntries, taken: Callable[[Tensor], Tensor]) -> LayerEnt
     if isinstance(entries, KVEntries):
         return KVEntries(taken(entries.k), taken(entries.v))
     k, u, g = entries.recurrent
-    factors = Factors(taken(k), taken(u), None if g is None else taken(g))
+    # Operators take factors as they come from one, without gaps between rows.
+    factors = Factors(
+        taken(k).contiguous(), taken(u).contiguous(), None if g is None else taken(g).contiguous()
+    )
     return LayerFactors(factors, None if entries.conv is None else taken(entries.conv))
 
 

@@ -99,7 +99,16 @@ DraftInt8 = Annotated[
     typer.Option(
         "--draft-int8/--no-draft-int8",
         help="For self-speculative: draft with int8 copies of the weights, or with the weights themselves. "
-        "Default: as the file of --skip says, and with --skip none, which leaves nothing out.",
+        "Default: as the file of --skip says, and with --skip none, which leaves nothing out. For hispec: "
+        "with one of the head.",
+        show_default=False,
+    ),
+]
+Tiers = Annotated[
+    str | None,
+    typer.Option(
+        help="For hispec: auto, or LAYERSxTOKENS of the draft exit and of a middle exit where there is one: "
+        "2x3, 2x2/5x4; bench takes several, separated by commas. Default: auto, chosen for every round.",
         show_default=False,
     ),
 ]
@@ -210,6 +219,7 @@ def generate(
         ),
     ] = None,
     draft_int8: DraftInt8 = None,
+    tiers: Tiers = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -254,6 +264,7 @@ def generate(
         skip=skip,
         draft_exit=draft_exit,
         draft_int8=draft_int8,
+        tiers=tiers,
         compare=compare,
         json=json,
         stream=stream,
@@ -310,6 +321,7 @@ def bench(
         ),
     ] = None,
     draft_int8: DraftInt8 = None,
+    tiers: Tiers = None,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -378,6 +390,7 @@ def bench(
         skip=skip,
         draft_exit=draft_exit,
         draft_int8=draft_int8,
+        tiers=tiers,
         commit=commit.value,
         json=json,
         plot=plot,
@@ -414,6 +427,14 @@ def tune(
         ),
     ] = None,
     dtype: DtypeOption = Dtype.float32,
+    draft_int8: Annotated[
+        bool,
+        typer.Option(
+            "--draft-int8",
+            help="With --model: a set for drafts with int8 copies of the weights, which its file then asks "
+            "for.",
+        ),
+    ] = False,
     trials: Annotated[int, typer.Option(help="With --model: most sets that are tried.")] = 2000,
     resume: Annotated[bool, typer.Option("--resume", help="With --model: go on with a search.")] = False,
     warm_start_only: Annotated[
@@ -462,6 +483,7 @@ def tune(
         text=text,
         out=out,
         dtype=dtype.value,
+        draft_int8=draft_int8,
         seconds=840.0 if seconds is None else seconds,
         trials=trials,
         resume=resume,

@@ -18,7 +18,7 @@ from specdec.bench.harness import Measured, Unit, measure, rows_of
 from specdec.bench.machine import describe
 from specdec.bench.prompts import Prompt, groups_of, load_prompts
 from specdec.bench.report import over_reference, table_of, write_json, write_plot
-from specdec.cli.drafting import check_drafting, check_useful, note_other_machine, skip_spec
+from specdec.cli.drafting import check_drafting, check_useful, note_other_machine, skip_spec, tiers_spec
 from specdec.cli.errors import as_option, note
 from specdec.cli.progress import unit_progress
 from specdec.cli.values import check_plot, check_writable, split_list
@@ -55,6 +55,7 @@ class Options:
     skip: Path | None
     draft_exit: str | None
     draft_int8: bool | None
+    tiers: str | None
     commit: str
     json: Path | None
     plot: Path | None
@@ -74,8 +75,12 @@ def run(options: Options) -> int:
             skip_spec(options.skip, exit, options.draft_tree, int8=options.draft_int8)
             for exit in _exits(options.draft_exit)
         ]
+        tiered = [
+            tiers_spec(tiers, options.draft_tree, int8=options.draft_int8)
+            for tiers in ([None] if options.tiers is None else split_list(options.tiers, "--tiers"))
+        ]
         rules = split_list(options.acceptance, "--acceptance")
-        specs = {name: _specs_of(name, drafters, skipping) for name in methods}
+        specs = {name: _specs_of(name, drafters, skipping, tiered) for name in methods}
         for spec in dict.fromkeys([*drafters, *(spec for found in specs.values() for spec in found)]):
             for rule in rules:
                 spec.check_acceptance(rule)
@@ -98,6 +103,7 @@ def run(options: Options) -> int:
         skip=options.skip,
         draft_exit=options.draft_exit,
         draft_int8=options.draft_int8,
+        tiers=options.tiers,
     )
     _check_outputs(options)
 
@@ -169,13 +175,16 @@ def _exits(text: str | None) -> Sequence[str | None]:
 
 
 def _specs_of(
-    method: str, drafters: Sequence[DrafterSpec], skipping: Sequence[DrafterSpec]
+    method: str,
+    drafters: Sequence[DrafterSpec],
+    skipping: Sequence[DrafterSpec],
+    tiered: Sequence[DrafterSpec],
 ) -> Sequence[DrafterSpec]:
     """The drafters that a method is measured with; none where it takes none."""
     known = METHODS.get(method)
     if known is None or not known.drafts:
         return ()
-    return skipping if known.skips else drafters
+    return skipping if known.skips else tiered if known.tiers else drafters
 
 
 def _batches(text: str) -> list[int]:

@@ -10,7 +10,7 @@ from specdec._host import MAX_SERIAL_NODES
 from specdec.acceptance.params import SamplingParams
 from specdec.bench.machine import cpu_model
 from specdec.cli.errors import note
-from specdec.methods import DRAFT_EXIT, NOTHING, DrafterSpec, load_skip_file
+from specdec.methods import ADAPTIVE_TIERS, DRAFT_EXIT, NOTHING, DrafterSpec, load_skip_file
 from specdec.models.base import CausalLM
 
 
@@ -35,6 +35,7 @@ def check_useful(
     skip: Path | None,
     draft_exit: str | None,
     draft_int8: bool | None,
+    tiers: str | None,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
 
@@ -48,15 +49,24 @@ def check_useful(
         skip: `--skip`, None where it was not given.
         draft_exit: `--draft-exit`, likewise.
         draft_int8: `--draft-int8` or `--no-draft-int8`, likewise.
+        tiers: `--tiers`, None where it was not given.
 
     Raises:
         ValueError: naming the option.
     """
-    given_options = (("--skip", skip), ("--draft-exit", draft_exit), ("--draft-int8", draft_int8))
-    for name, given in given_options:
-        if given is not None and not any(spec.kind == "skip" for spec in drafters):
+    skipping, tiered = ("skip", "self-speculative"), ("tiers", "hispec")
+    for name, given, takers in (
+        ("--skip", skip, [skipping]),
+        ("--draft-exit", draft_exit, [skipping]),
+        ("--tiers", tiers, [tiered]),
+        ("--draft-int8", draft_int8, [skipping, tiered]),
+    ):
+        if given is not None and not {kind for kind, _ in takers} & {spec.kind for spec in drafters}:
             told = "" if isinstance(given, bool) else f"got {given}, but "
-            raise ValueError(f"{name}: {told}only the method self-speculative takes it")
+            methods = " and ".join(method for _, method in takers)
+            takes = "takes" if len(takers) == 1 else "take"
+            of = "method" if len(takers) == 1 else "methods"
+            raise ValueError(f"{name}: {told}only the {of} {methods} {takes} it")
     if list(rules) != ["auto"] and not drafters:
         raise ValueError(f"--acceptance: got {','.join(rules)}, but no method here drafts anything")
     if list(rules) != ["auto"] and sampling.greedy:
@@ -64,7 +74,7 @@ def check_useful(
     if draft_tree is not None and not any(spec.has_model for spec in drafters):
         raise ValueError(
             f"--draft-tree: got {draft_tree}, but only the drafters adapted, model:DIR and exit:N and the "
-            "method self-speculative take it"
+            "methods self-speculative and hispec take it"
         )
     if oracle_p != 1.0 and not any(spec.kind == "oracle" for spec in drafters):
         raise ValueError(f"--oracle-p: got {oracle_p:g}, but only the drafter oracle takes it")
@@ -84,6 +94,16 @@ def skip_spec(
     file = None if skip is None else str(skip)
     exit = DRAFT_EXIT if draft_exit is None else draft_exit
     return DrafterSpec.skipping(file, exit=exit, tree=draft_tree, int8=int8)
+
+
+def tiers_spec(tiers: str | None, draft_tree: str | None, *, int8: bool | None = None) -> DrafterSpec:
+    """The drafter of the method hispec, from `--tiers`, `--draft-tree` and `--draft-int8`, each None where it
+    was not given.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    return DrafterSpec.tiered(ADAPTIVE_TIERS if tiers is None else tiers, int8=int8, tree=draft_tree)
 
 
 def note_other_machine(spec: DrafterSpec, model: CausalLM, dtype: str) -> None:

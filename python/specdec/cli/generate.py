@@ -19,7 +19,7 @@ from specdec._checks import check_integer
 from specdec._rules import is_lossless
 from specdec.acceptance.params import SamplingParams
 from specdec.acceptance.rules import check_rule
-from specdec.cli.drafting import check_drafting, check_useful, note_other_machine, skip_spec
+from specdec.cli.drafting import check_drafting, check_useful, note_other_machine, skip_spec, tiers_spec
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.panel import Chance, Comparison, print_panel
 from specdec.cli.text import TextWriter
@@ -73,6 +73,7 @@ class Options:
     skip: Path | None
     draft_exit: str | None
     draft_int8: bool | None
+    tiers: str | None
     compare: bool
     json: bool
     stream: bool
@@ -177,12 +178,17 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         )
         check_rule(options.acceptance)
         spec = None
-        if method.skips:
+        if method.skips or method.tiers:
             if options.drafter is not None:
                 raise ValueError(
                     f"drafter: got {options.drafter!r}, but with {options.method} the target itself drafts"
                 )
-            spec = skip_spec(options.skip, options.draft_exit, options.draft_tree, int8=options.draft_int8)
+            if method.tiers:
+                spec = tiers_spec(options.tiers, options.draft_tree, int8=options.draft_int8)
+            else:
+                spec = skip_spec(
+                    options.skip, options.draft_exit, options.draft_tree, int8=options.draft_int8
+                )
         elif method.drafts:
             name = default_drafter(options.model) if options.drafter is None else options.drafter
             spec = DrafterSpec.parse(name, p=options.oracle_p, tree=options.draft_tree)
@@ -204,6 +210,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         skip=options.skip,
         draft_exit=options.draft_exit,
         draft_int8=options.draft_int8,
+        tiers=options.tiers,
     )
     if options.logprobs is not None and not options.json:
         raise ValueError("--logprobs: they are part of the JSON, want --json as well")

@@ -38,6 +38,7 @@ class Options:
     text: Path | None
     out: Path | None
     dtype: str
+    draft_int8: bool
     seconds: float
     trials: int
     resume: bool
@@ -55,17 +56,20 @@ def run(options: Options) -> int:
         console.width = PIPE_WIDTH
     try:
         with console.status("the model writes its texts"):
-            target = skips.Target.load(options.model, options.dtype, text)
+            target = skips.Target.load(options.model, options.dtype, text, int8=options.draft_int8)
     except ValueError as error:
         raise as_option(error) from None
     model, settings = target.model, target.settings(options.dtype)
-    console.print(f"{describe()}\n{options.model}, {options.dtype}, texts from {text}", markup=False)
+    int8 = ", drafts with int8 weights" if options.draft_int8 else ""
+    console.print(f"{describe()}\n{options.model}, {options.dtype}{int8}, texts from {text}", markup=False)
     search = None if options.warm_start_only else SkipSearch(journal, model.num_layers, settings)
     with console.status("times of drafts and verifications"):
         times = _times(target, search, options.seconds)
     with console.status("similarity of hidden states"):
         evaluator = skips.evaluator_of(target, times)
-        proposed = [s.skips for s in skips.proposed(evaluator.similar(), model.num_layers)]
+        similar = skips.proposed(evaluator.similar(), model.num_layers, int8=options.draft_int8)
+        proposed = [*([SkipSet()] if options.draft_int8 else []), *(s.skips for s in similar)]
+        evaluator = skips.evaluator_of(target, times, _depth(search, evaluator, proposed))
     with interruptible() as asked:
 
         def stopped() -> bool:
@@ -146,6 +150,18 @@ def _times(target: skips.Target, search: SkipSearch | None, seconds: float) -> R
     if search is not None:
         search.note("times", times.as_dict())
     return times
+
+
+def _depth(search: SkipSearch | None, evaluator: Evaluator, proposed: list[SkipSet]) -> int:
+    """Most drafts of a round; a search goes on with what it began with."""
+    saved = None if search is None else search.noted("depth")
+    if saved is not None:
+        check_integer("depth", saved, 1, skips.DEPTH)
+        return int(saved)
+    depth = skips.useful_depth(evaluator, proposed)
+    if search is not None:
+        search.note("depth", depth)
+    return depth
 
 
 def _tried(

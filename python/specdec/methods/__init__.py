@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from specdec.methods.building import build_drafter, load_drafter_model, load_skip_file, read_skip_file
 from specdec.methods.spec import (
+    ADAPTIVE_TIERS,
     DEFAULT_DRAFTER,
     DRAFT_EXIT,
     DRAFTERS,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "ADAPTIVE_TIERS",
     "DEFAULT_DRAFTER",
     "DRAFTERS",
     "DRAFT_EXIT",
@@ -70,12 +72,14 @@ class Method:
         drafts: whether it takes a drafter.
         build: (model, drafter, options) -> a loop; the drafter is None exactly where `drafts` is False.
         skips: whether its drafter is always `DrafterSpec.skipping`.
+        tiers: whether its drafter is always `DrafterSpec.tiered`.
     """
 
     description: str
     drafts: bool
     build: Callable[[CausalLM, Drafter | None, MethodOptions], Loop]
     skips: bool = False
+    tiers: bool = False
 
 
 def _autoregressive(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
@@ -119,11 +123,36 @@ def _self_speculative(model: CausalLM, drafter: Drafter | None, options: MethodO
     )
 
 
+def _hispec(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
+    from specdec.drafters.hierarchical import HierarchicalDrafter
+    from specdec.methods.hispec import loop_of
+
+    if not isinstance(drafter, HierarchicalDrafter):
+        raise ValueError(
+            f"drafter: got {getattr(drafter, 'name', None)}, want early exits of the target itself for the "
+            "method hispec"
+        )
+    return loop_of(
+        model,
+        drafter,
+        commit=options.commit,
+        max_draft=options.max_draft,
+        adaptive=options.adaptive,
+        acceptance=options.acceptance,
+    )
+
+
 METHODS: Mapping[str, Method] = {
     "autoregressive": Method("one token a round, the baseline", False, _autoregressive),
     "specla": Method("drafts verified over the frozen state, accepted paths folded in late", True, _specla),
     "self-speculative": Method(
         "the target itself drafts, some of its sub-layers skipped", True, _self_speculative, skips=True
+    ),
+    "hispec": Method(
+        "early exits of the target draft, and check before it does, in two or three tiers",
+        True,
+        _hispec,
+        tiers=True,
     ),
 }
 

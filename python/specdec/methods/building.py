@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from specdec._rules import RULES
-from specdec.methods.spec import DEFAULT_DRAFTER, NOTHING, DrafterSpec
+from specdec.methods.spec import ADAPTIVE_TIERS, DEFAULT_DRAFTER, NOTHING, DrafterSpec
 
 if TYPE_CHECKING:
     import torch
 
     from specdec.drafters.base import Drafter
     from specdec.methods import MethodOptions
-    from specdec.models.base import CausalLM, SkippableLM, SkippingView
+    from specdec.models.base import CausalLM, LayeredLM, SkippableLM, SkippingView
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+    from specdec.models.llama import LlamaForCausalLM
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
     from specdec.models.skip_file import SkipFile
     from specdec.models.skipping import SkipSet
@@ -60,6 +61,8 @@ def build_drafter(
 
     if spec.online:
         return _online(spec, target, options)
+    if spec.kind == "tiers":
+        return _tiers(spec, target, options)
     if model is None:
         model = load_drafter_model(spec, target, dtype=dtype)
     _check_vocabulary(spec, model, target)
@@ -108,8 +111,44 @@ def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draf
     )
 
 
+def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Drafter:
+    """Early exits of the target; of those that it was trained with or that adapters come for."""
+    from specdec.drafters.plan import Plan
+    from specdec.methods.hispec import tiered_drafter
+    from specdec.models.exit_adapter import ExitAdapters, shipped_exit_adapters
+
+    layered = cast("LayeredLM", _want_layers(spec, target))
+    plan = None if spec.model == ADAPTIVE_TIERS else Plan.parse(spec.model)
+    try:
+        shipped = shipped_exit_adapters(cast("SkippableLM", target))
+        adapters = (
+            None if shipped is None else ExitAdapters.from_directory(shipped, cast("SkippableLM", target))
+        )
+        return tiered_drafter(
+            layered,
+            plan,
+            slots=options.slots,
+            adaptive=options.adaptive,
+            acceptance=options.acceptance,
+            branching=spec.shape.branching,
+            adapters=adapters,
+            int8=bool(spec.int8),
+        )
+    except ValueError as error:
+        raise ValueError(f"tiers: {error}") from None
+
+
+def _want_layers(spec: DrafterSpec, target: CausalLM) -> GatedDeltaNetForCausalLM | LlamaForCausalLM:
+    from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
+    from specdec.models.llama import LlamaForCausalLM
+
+    if not isinstance(target, (GatedDeltaNetForCausalLM, LlamaForCausalLM)):
+        raise ValueError(f"drafter: {spec.label} wants a model of layers, got a {type(target).__name__}")
+    return target
+
+
 def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtype) -> DrafterModel:
-    """What an "adapted", "model", "exit" or "skip" drafter drafts with.
+    """What an "adapted", "model", "exit", "skip" or "tiers" drafter drafts with.
 
     Args:
         spec: which one.
@@ -132,20 +171,20 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
         _check_vocabulary(spec, model, target)
         return model
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
-    from specdec.models.llama import LlamaForCausalLM
 
+    if spec.kind == "tiers":
+        return _want_layers(spec, target)
     if spec.kind == "adapted":
         if not isinstance(target, GatedDeltaNetForCausalLM):
             raise ValueError(f"drafter: {spec.label} wants a Gated DeltaNet, got a {type(target).__name__}")
         return _load_adapted(spec, target)
-    if not isinstance(target, (GatedDeltaNetForCausalLM, LlamaForCausalLM)):
-        raise ValueError(f"drafter: {spec.label} wants a model of layers, got a {type(target).__name__}")
-    most = target.config.num_hidden_layers - 1
+    layered = _want_layers(spec, target)
+    most = layered.num_layers - 1
     if spec.layers > most:
         raise ValueError(
             f"drafter: got exit:{spec.layers}, want at most {most}, as the target has {most + 1} layers"
         )
-    return target.first_layers(spec.layers)
+    return layered.first_layers(spec.layers)
 
 
 class Skipped(NamedTuple):

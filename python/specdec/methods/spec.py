@@ -30,9 +30,12 @@ DRAFT_EXIT = "priced"
 """When drafts of the method self-speculative end, where nothing else is said."""
 
 ONLINE, NOTHING = "online", "none"
+ADAPTIVE_TIERS = "auto"
+"""Tiers of the method hispec, where nothing else is said: chosen for every round."""
+
 _COMBINED = "+ngram"
 # Children of each node by depth where the user does not say.
-_TREES = {"model": "1", "exit": "1", "skip": "1", "adapted": "auto"}
+_TREES = {"model": "1", "exit": "1", "skip": "1", "tiers": "1", "adapted": "auto"}
 
 
 def choices(names: Iterable[str]) -> str:
@@ -124,6 +127,28 @@ class DrafterSpec:
         return spec
 
     @classmethod
+    def tiered(cls, tiers: str, *, int8: bool | None = None, tree: str | None = None) -> DrafterSpec:
+        """The target's own first layers, in two or three tiers.
+
+        Args:
+            tiers: as `specdec.drafters.plan.Plan.parse` reads it, or "auto".
+            int8: exits are read through a copy of the head in int8; None: they are not.
+            tree: as of `parse`; None: chains.
+
+        Raises:
+            ValueError: `tiers` or `tree` is no such text.
+        """
+        from specdec.drafters.plan import Plan
+
+        tiers = tiers.strip()
+        if tiers != ADAPTIVE_TIERS:
+            tiers = str(Plan.parse(tiers))
+        shape = _tree_of("tiers", tree)
+        if shape == "auto":
+            raise ValueError("draft_tree: got auto, want numbers of children by depth for tiers, such as 2,1")
+        return cls("tiers", tiers, tree=shape, int8=int8)
+
+    @classmethod
     def parse(cls, text: str, *, p: float = 1.0, tree: str | None = None) -> DrafterSpec:
         """Reads one of `DRAFTERS`.
 
@@ -139,7 +164,7 @@ class DrafterSpec:
         """
         alone = text.removesuffix(_COMBINED)
         kind, colon, rest = (alone if alone.startswith("adapted") else text).partition(":")
-        if kind in _TREES:
+        if kind in _TREES and kind != "tiers":
             shape = _tree_of(kind, tree)
             if kind == "model" and rest:
                 return cls(kind, rest, tree=shape)

@@ -99,6 +99,10 @@ class LayeredLM(CausalLM, Protocol):
         """Blocks, each of a token mixer and an MLP."""
 
     @property
+    def early_exit_layers(self) -> tuple[int, ...]:
+        """Numbers of layers, ascending, after which norm and head were trained to predict too."""
+
+    @property
     def embeddings(self) -> Tensor:
         """[V, D] the rows that tokens enter as."""
 
@@ -135,8 +139,13 @@ class LayeredLM(CausalLM, Protocol):
             The hidden states after the last of the layers, [B, N, D], and a round with None for all others.
         """
 
-    def readout(self, x: Tensor) -> Tensor:
-        """Logits float32 [..., V] of hidden states [..., D], through the final norm and the head."""
+    def readout(self, x: Tensor, head: PackedWeight | None = None) -> Tensor:
+        """Logits float32 [..., V] of hidden states [..., D], through the final norm and the head.
+
+        Args:
+            x: of any layer.
+            head: instead of the model's, such as a copy of it that is read faster.
+        """
 
 
 class SkippingView(CausalLM, Protocol):

@@ -74,6 +74,11 @@ class GatedDeltaNetForCausalLM(Layered):
         model.source = Path(path)
         return model
 
+    @property
+    def early_exit_layers(self) -> tuple[int, ...]:
+        """Numbers of layers, ascending, after which norm and head were trained to predict too."""
+        return self.config.early_exit_layers
+
     def with_strategy(self, strategy: str) -> GatedDeltaNetForCausalLM:
         """This model with a fixed strategy of verification, for studies. The weights are shared.
 

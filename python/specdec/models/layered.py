@@ -106,6 +106,11 @@ class Layered(ABC):
         return len(self._layers)
 
     @property
+    def early_exit_layers(self) -> tuple[int, ...]:
+        """Numbers of layers, ascending, after which norm and head were trained to predict too."""
+        return ()
+
+    @property
     def embeddings(self) -> Tensor:
         """[V, D] the rows that tokens enter as, in the dtype of the activations."""
         return self._embeddings
@@ -262,8 +267,9 @@ class Layered(ABC):
         return x, Round(tuple(made), slots, parents, nodes)
 
     @torch.inference_mode()
-    def readout(self, x: Tensor) -> Tensor:
-        """Logits float32 [..., V'] of hidden states [..., D], in float32, so that a bfloat16 model does not
-        round its logits into ties.
+    def readout(self, x: Tensor, head: ops.PackedWeight | None = None) -> Tensor:
+        """Logits float32 [..., V'] of hidden states [..., D]; see `LayeredLM.readout`. In float32, so that a
+        bfloat16 model does not round its logits into ties.
         """
-        return ops.rms_norm_linear(x.float(), self._final_norm, self._eps, self._head)
+        head = self._head if head is None else head
+        return ops.rms_norm_linear(x.float(), self._final_norm, self._eps, head)

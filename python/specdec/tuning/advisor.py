@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean, median
+from time import perf_counter
 from typing import Any
 
 from specdec.bench.studies.section import Section, times
@@ -111,20 +112,22 @@ def decode_in_turn(
     prompts: Sequence[Sequence[int]],
     *,
     new_tokens: int,
-    repeats: int,
+    turns: int,
+    seconds: float = 0.0,
     on_run: Callable[[str], None] = lambda name: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Decoded, dict[str, Decoded]] | None:
-    """Decodes every prompt in every way, `repeats` times; the order is reversed from turn to turn.
+    """Decodes every prompt in every way, turn by turn; the order is reversed from turn to turn.
 
-    Every run has a new loop. The first turn of the first prompt comes twice, the first time untimed.
+    Every run has a new loop. A turn on the first prompt comes before the others, untimed.
 
     Args:
         plain: makes the loop of plain decoding.
         others: makes the other loops, by name.
         prompts: token ids.
         new_tokens: of each prompt.
-        repeats: turns.
+        turns: at least so many.
+        seconds: turns begin for so long, so that fast models get more of them.
         on_run: told the name of every run.
         should_stop: asked before every turn.
 
@@ -135,31 +138,31 @@ def decode_in_turn(
         RuntimeError: a text is not that of plain decoding.
     """
     makers = {"": plain, **others}
-    found = {name: Decoded() for name in makers}
-    for number, prompt in enumerate(prompts):
-        request = Request(prompt, new_tokens, ignore_eos=True)
-        for name in makers:
-            found[name].speedups.append([])
-        for turn in range(-1 if number == 0 else 0, repeats):
+    found = {name: Decoded([], [[] for _ in prompts]) for name in makers}
+    stop = perf_counter() + seconds
+    turn = -1  # with cold caches
+    while turn < turns or perf_counter() < stop:
+        for number, prompt in enumerate(prompts[: 1 if turn < 0 else None]):
             if should_stop():
                 return None
+            request = Request(prompt, new_tokens, ignore_eos=True)
             taken: dict[str, float] = {}
             for name in list(makers)[:: 1 if turn % 2 == 0 else -1]:
                 loop = makers[name]()
                 rounds, tokens = timed_rounds(loop, request)
                 on_run(name or "plain decoding")
                 if turn < 0:
-                    continue  # with cold caches
+                    continue
                 taken[name] = sum(r.draft + r.rest for r in rounds)
                 found[name].rounds += rounds
                 if turn == 0:
                     found[name].texts.append(tokens)
                 _count(found[name], loop)
-            for name, seconds in taken.items():
-                found[name].speedups[-1].append(taken[""] / seconds)
-        for name, decoded in found.items():
-            if decoded.texts[number] != found[""].texts[number]:
-                raise RuntimeError(f"{name}: prompt {number} got another text than by plain decoding")
+            for name, spent in taken.items():
+                found[name].speedups[number].append(taken[""] / spent)
+                if found[name].texts[number] != found[""].texts[number]:
+                    raise RuntimeError(f"{name}: prompt {number} got another text than by plain decoding")
+        turn += 1
     return found.pop(""), found
 
 

@@ -35,13 +35,25 @@ class Evaluator:
         model: the target.
         texts: prompts and the model's greedy continuations.
         times: what rounds take.
+        depth: most drafts of a round; None for as many as the times know.
+        int8: whether drafts are made with int8 copies of the matrices.
         parts: of the texts, after each of which an evaluation may end.
     """
 
-    def __init__(self, model: SkippableLM, texts: Sequence[Text], times: RoundTimes, parts: int = 4) -> None:
+    def __init__(
+        self,
+        model: SkippableLM,
+        texts: Sequence[Text],
+        times: RoundTimes,
+        depth: int | None = None,
+        *,
+        int8: bool = False,
+        parts: int = 4,
+    ) -> None:
         self._model = model
         self._times = times
-        depth = len(times.verify) - 1
+        self._int8 = int8
+        depth = len(times.verify) - 1 if depth is None else depth
         size = -(-len(texts) // parts)
         self._readings = [Reading(model, texts[i : i + size], depth) for i in range(0, len(texts), size)]
 
@@ -59,7 +71,7 @@ class Evaluator:
             skips: the set.
             hopeless: told the paces so far after every part but the last; True ends the evaluation.
         """
-        view = self._model.skipping(skips)
+        view = self._model.skipping(skips, int8=self._int8)
         once, each = self._times.drafting(skips, self._model.num_layers)
         parts: list[Outcomes] = []
         paces: list[float] = []

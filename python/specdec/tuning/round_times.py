@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from specdec.models.skipping import SkipSet
 from specdec.tuning.pace import RoundTimes
 
 ROUNDS = 3  # of one length in a turn
-LEAST_TURNS = 3
+LEAST_TURNS = 4
+PLAIN_EVERY = 4  # runs between two of plain decoding
 
 
 Case = tuple[int, int, int]  # mixers and MLPs that are left, drafts
@@ -70,20 +71,26 @@ def evenly_skipped(layers: int, mixers: int, mlps: int) -> SkipSet:
 
 
 def measure_times(
-    model: SkippableLM, prompts: Sequence[Sequence[int]], depth: int, seconds: float
+    model: SkippableLM,
+    prompts: Sequence[Sequence[int]],
+    depth: int,
+    seconds: float,
+    *,
+    int8: bool = False,
 ) -> RoundTimes:
     """What drafts and verifications take.
 
     Drafting is measured with four sets that leave a quarter or three quarters of the mixers and of the MLPs,
     at two lengths, and a line is put through: layers of a model are alike, so what counts is how many are
-    left. Verification is measured at every length. Everything takes turns with plain rounds, and what counts
-    is the median over the turns of a turn's median, in plain rounds of that turn.
+    left. Verification is measured at every length. Everything takes turns with plain rounds; what counts is
+    the first quartile of all rounds of a kind, as other work on the machine only ever adds time.
 
     Args:
         model: the target.
         prompts: decoded in turn.
         depth: most drafts K of a round.
-        seconds: for all of it, about; three turns at least.
+        seconds: for all of it, about; four turns at least, the first of which does not count.
+        int8: whether drafts are made with int8 copies of the matrices.
     """
     layers = model.num_layers
     few, many = max(1, layers // 4), max(1, 3 * layers // 4)
@@ -99,33 +106,28 @@ def measure_times(
             exit=FixedLength(),
             max_draft=n,
             adaptive=False,
+            int8=int8,
         )
         for mixers, mlps, n in cases
     ]
-    found: dict[Case, list[tuple[float, float]]] = {}
-    plain_seconds: list[float] = []
+    found: dict[Case, list[TimedRound]] = {}
+    plain_rounds: list[TimedRound] = []
     stop = perf_counter() + seconds
     turn = 0
     while turn < LEAST_TURNS or perf_counter() < stop:
         prompt = prompts[turn % len(prompts)]
         order = list(range(len(cases)))[:: 1 if turn % 2 == 0 else -1]
-        base = _rounds(plain, prompt, 0)
-        taken: dict[Case, list[TimedRound]] = {}
         for place, i in enumerate(order):
             mixers, mlps, n = cases[i]
             for r in _rounds(loops[i], prompt, n):
-                taken.setdefault((mixers, mlps, r.drafted), []).append(r)  # an end token cuts drafts short
-            if place == len(order) // 2:
-                base += _rounds(plain, prompt, 0)
+                found.setdefault((mixers, mlps, r.drafted), []).append(r)  # an end token cuts drafts short
+            if place % PLAIN_EVERY == 0:
+                plain_rounds += _rounds(plain, prompt, 0)
         turn += 1
-        if turn == 1:
-            continue  # with cold caches
-        one = median(r.draft + r.rest for r in base)
-        plain_seconds.append(one)
-        for case, rounds in taken.items():
-            times = median(r.draft for r in rounds) / one, median(r.rest for r in rounds) / one
-            found.setdefault(case, []).append(times)
-    return _fitted(found, median(plain_seconds), depth)
+        if turn == 1:  # with cold caches
+            found.clear()
+            plain_rounds.clear()
+    return _fitted(found, plain_rounds, depth)
 
 
 def _rounds(loop: Loop, prompt: Sequence[int], n: int) -> list[TimedRound]:
@@ -134,20 +136,38 @@ def _rounds(loop: Loop, prompt: Sequence[int], n: int) -> list[TimedRound]:
 
 
 def _fitted(
-    found: Mapping[Case, Sequence[tuple[float, float]]], plain_seconds: float, depth: int
+    found: Mapping[Case, Sequence[TimedRound]], plain_rounds: Sequence[TimedRound], depth: int
 ) -> RoundTimes:
-    """Least squares of relative errors for drafting, in which no part takes less than no time; medians of
-    verifications, with lengths that did not occur on a line between their neighbours.
+    """Least squares of relative errors for drafting, in which no part takes less than no time; and times of
+    verifications, which do not fall with their length: where they seem to, neighbours share their mean. Of
+    lengths that did not occur they are on a line between the others.
     """
+    one = _quartile([r.draft + r.rest for r in plain_rounds])
     rows = np.array([(1.0, n, n * mixers, n * mlps) for mixers, mlps, n in found])
-    seen = np.array([median(draft for draft, _ in times) for times in found.values()])
+    seen = np.array([_quartile([r.draft for r in rounds]) / one for rounds in found.values()])
     once, each, mixer, mlp = map(float, _not_negative(rows / seen[:, None], np.ones(len(seen))))
-    by_length: dict[int, list[float]] = {0: [1.0]}
-    for (_, _, n), times in found.items():
-        by_length.setdefault(n, []).extend(rest for _, rest in times)
+    by_length: dict[int, list[float]] = {}
+    for (_, _, n), rounds in found.items():
+        by_length.setdefault(n, []).extend(r.rest / one for r in rounds)
     known = sorted(by_length)
-    verify = np.interp(range(depth + 1), known, [median(by_length[n]) for n in known])
-    return RoundTimes(plain_seconds, tuple(map(float, verify)), (once, each, mixer, mlp))
+    rising = _rising([_quartile(by_length[n]) for n in known])
+    verify = np.interp(range(1, depth + 1), known, rising)
+    return RoundTimes(one, (1.0, *map(float, verify)), (once, each, mixer, mlp))
+
+
+def _quartile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 4]
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest numbers in squares that do not fall: pools of neighbours that would, at their mean."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [fmean(pool) for pool in pools for _ in pool]
 
 
 def _not_negative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,9 +1,9 @@
 """Searches the sub-layers that a model's drafts should leave out: the set with the least time per token.
 
 Trials come from three places: what a programme over hidden states proposes (`similarity`), a sampler
-(Optuna's TPE, a variable for every token mixer and every MLP) and, in turn with it, small changes of the best
-set so far. A trial sees the texts part by part and ends early where it is clearly behind the best. Everything
-is in a journal file, so that a search goes on where it was.
+(Optuna's TPE, a variable for every token mixer and every MLP) and, two for each of its own, small changes of
+the best set so far. A trial sees the texts part by part and ends early where it is clearly behind the best.
+Everything is in a journal file, so that a search goes on where it was.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class SkipSearch:
 
     def _try(self, evaluate: Evaluate) -> Trial:
         best, number = next(iter(best_of(self.trials, 1)), None), len(self.trials)
-        if best is not None and number % 2 and not self._waiting():
+        if best is not None and number % 3 and not self._waiting():
             self._enqueue(self._changed(best.skips, random.Random(f"{self._seed} {number}")), "neighbour")
         trial = self._study.ask()
         skips = self._set_of({name: trial.suggest_categorical(name, (False, True)) for name in self._names})

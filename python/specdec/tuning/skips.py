@@ -32,9 +32,10 @@ DEPTH = 8  # most drafts of a round
 PLACES = 28  # of each text at which drafts are looked at
 SEARCHED, HELD_OUT = 8, 4  # texts
 PROPOSED = 16  # sets that the similarity of hidden states proposes
-FINALISTS = 3  # beside the best of these
-CONTEST_TOKENS, CONTEST_TURNS = 48, 2
-ADVICE_TOKENS, ADVICE_TURNS = 64, 3
+FINALISTS = 2  # beside the best of these
+CONTEST_TOKENS, CONTEST_TURNS, CONTEST_SECONDS = 32, 2, 60.0
+ADVICE_TOKENS, ADVICE_TURNS, ADVICE_SECONDS = 48, 2, 60.0
+SPARE = 2  # drafts that the search looks at beyond those that seem to pay
 WAYS = 3  # of drafting with the chosen set
 TIMING = 0.06  # of the seconds of a search that measuring times gets
 LEAST_GAIN = 0.2  # a set that leaves out less than this part of the sub-layers is not proposed
@@ -50,16 +51,18 @@ class Target:
         name: as given.
         model: loaded.
         sha256: of its weights.
+        int8: whether it drafts with int8 copies of its matrices.
         texts: that it wrote.
     """
 
     name: str
     model: SkippableLM
     sha256: str
+    int8: bool
     texts: Texts
 
     @classmethod
-    def load(cls, name: str, dtype: str, text: Path) -> Target:
+    def load(cls, name: str, dtype: str, text: Path, *, int8: bool = False) -> Target:
         """Loads a model and has it write its texts.
 
         Raises:
@@ -75,7 +78,11 @@ class Target:
             held_out=HELD_OUT,
             new_tokens=PLACES + DEPTH,
         )
-        return cls(name, model, weights_sha256(source), texts)
+        return cls(name, model, weights_sha256(source), int8, texts)
+
+    def view(self, skips: SkipSet) -> SkippingView:
+        """What drafts without some sub-layers."""
+        return self.model.skipping(skips, int8=self.int8)
 
     def settings(self, dtype: str) -> dict[str, Any]:
         """What the trials of a search depend on."""
@@ -84,18 +91,22 @@ class Target:
             "texts": self.texts.sha256,
             "device": cpu_model(),
             "dtype": dtype,
+            "int8": self.int8,
             "threads": torch.get_num_threads(),
         }
 
 
 def times_of(target: Target, seconds: float) -> RoundTimes:
     """What rounds of the target take, measured for about so many seconds."""
-    return measure_times(target.model, target.texts.held_out, DEPTH, seconds)
+    return measure_times(target.model, target.texts.held_out, DEPTH, seconds, int8=target.int8)
 
 
-def proposed(similar: Sequence[Similar], layers: int) -> list[Similar]:
-    """Of the sets that leave the residual stream most similar, some of every size that is worth a trial."""
-    useful = [s for s in similar if len(s.skipped) >= LEAST_GAIN * 2 * layers]
+def proposed(similar: Sequence[Similar], layers: int, *, int8: bool = False) -> list[Similar]:
+    """Of the sets that leave the residual stream most similar, some of every size that is worth a trial: of
+    drafts with int8 weights also the smallest, as these gain without leaving anything out.
+    """
+    least = 0.0 if int8 else LEAST_GAIN * 2 * layers
+    useful = [s for s in similar if len(s.skipped) >= least]
     count = min(PROPOSED, len(useful))
     return [useful[i * len(useful) // count] for i in range(count)]
 
@@ -112,10 +123,10 @@ def loop_maker(
     return make
 
 
-def always(model: SkippableLM, skips: SkipSet, policy: Policy) -> Callable[[], Loop]:
+def always(target: Target, skips: SkipSet, policy: Policy) -> Callable[[], Loop]:
     """Makes loops that draft in every round as a policy says."""
-    exit = StaticThreshold(policy.threshold)
-    return loop_maker(model, model.skipping(skips), exit, max_draft=policy.length, adaptive=False)
+    exit, view = StaticThreshold(policy.threshold), target.view(skips)
+    return loop_maker(target.model, view, exit, max_draft=policy.length, adaptive=False)
 
 
 def contest(
@@ -130,13 +141,14 @@ def contest(
         The trials and their measured speedups, the fastest first; None where it was stopped.
     """
     model = target.model
-    makers = {f"set of trial {t.number}": always(model, t.skips, t.policy) for t in trials}
+    makers = {f"set of trial {t.number}": always(target, t.skips, t.policy) for t in trials}
     found = decode_in_turn(
         lambda: autoregressive(model),
         makers,
         target.texts.held_out,
         new_tokens=CONTEST_TOKENS,
-        repeats=CONTEST_TURNS,
+        turns=CONTEST_TURNS,
+        seconds=CONTEST_SECONDS,
         on_run=on_run,
         should_stop=should_stop,
     )
@@ -161,21 +173,22 @@ def advice_on(
         One for each, that of decoding as it comes first; None where it was stopped.
     """
     model = target.model
-    view = model.skipping(chosen.skips)
+    view = target.view(chosen.skips)
     makers = {
         "priced (the default)": loop_maker(model, view, None, max_draft=16, adaptive=True),
         "adaptive": loop_maker(model, view, AdaptiveExit(), max_draft=12, adaptive=True),
-        f"{label_of(chosen.policy)}": always(model, chosen.skips, chosen.policy),
+        f"{label_of(chosen.policy)}": always(target, chosen.skips, chosen.policy),
     }
     if warm_start.skips != chosen.skips:
         name = f"similarity: {label_of(warm_start.policy)}"
-        makers[name] = always(model, warm_start.skips, warm_start.policy)
+        makers[name] = always(target, warm_start.skips, warm_start.policy)
     found = decode_in_turn(
         lambda: autoregressive(model),
         makers,
         target.texts.held_out,
         new_tokens=ADVICE_TOKENS,
-        repeats=ADVICE_TURNS,
+        turns=ADVICE_TURNS,
+        seconds=ADVICE_SECONDS,
         on_run=on_run,
         should_stop=should_stop,
     )
@@ -226,6 +239,7 @@ class Outcome:
             target.model.num_layers,
             cpu_model(),
             dtype,
+            int8=target.int8,
             measured=self._measured(),
         )
 
@@ -266,6 +280,15 @@ def finalists(trials: Sequence[Trial]) -> list[Trial]:
     return [*best, warm[0]]
 
 
-def evaluator_of(target: Target, times: RoundTimes) -> Evaluator:
-    """Evaluates sets on the target's texts."""
-    return Evaluator(target.model, target.texts.searched, times)
+def evaluator_of(target: Target, times: RoundTimes, depth: int | None = None) -> Evaluator:
+    """Evaluates sets on the target's texts, with at most `depth` drafts a round."""
+    return Evaluator(target.model, target.texts.searched, times, depth, int8=target.int8)
+
+
+def useful_depth(evaluator: Evaluator, sets: Sequence[SkipSet]) -> int:
+    """How many drafts a round a search should look at: more than the best of these sets would make, by what a
+    part of the texts says. A model whose drafts are soon wrong is searched faster so.
+    """
+    policies = [evaluator(skips, lambda paces: True).policy for skips in sets]
+    best = min(policies, key=lambda policy: policy.pace)
+    return min(DEPTH, best.length + SPARE)

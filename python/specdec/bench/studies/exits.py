@@ -27,6 +27,7 @@ WIDEN = 3
 TREES = ("2,1",)
 
 POSITIONS = 8  # of acceptance by position, in the table
+FEW = 0.1  # of the rounds: where fewer draft, what one costs is lost in what the others vary by
 EVERY = "Every round drafts"
 LEGEND = (
     "Accepted: drafted tokens that were kept. a: chance that one is, given that those before it were. c: "
@@ -147,7 +148,7 @@ def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
     """
     plain = row["plain_seconds_per_round"]
     rounds, drafting, levels = (row[f"quick_{name}"] for name in ("rounds", "drafting_rounds", "levels"))
-    if drafting == 0 or row["drafting_rounds"] < MOST:  # too few to tell
+    if drafting == 0 or drafting < FEW * rounds:
         return {"c": 0.0, "v": 0.0, "a": 0.0, "n": 0.0, "predicted_speedup": 1.0}
     other = row["round_seconds"] - row["draft_seconds"]
     c = row["draft_seconds"] / levels / plain

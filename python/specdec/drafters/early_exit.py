@@ -1,0 +1,401 @@
+"""Drafting with the first layers of the target, which verification then takes up where they ended.
+
+The drafter runs layers [0, E) over the target's own cache and reads tokens off behind them. What these layers
+make of a token is bit for bit what the target needs, so nothing is thrown away but what was drafted wrongly:
+`verify` runs the layers from E on over the hidden states that are there, and the first E for those nodes
+alone that were proposed and not run yet, the ends of the drafts. There is no state to prefill, to commit or
+to bring up to date (LayerSkip, arXiv 2404.16710, section 4.3).
+
+A round of one sequence with E = 2 of 10 layers, drafts of two tokens:
+
+    layers 0-1   42 -> says 8;  8 -> says 9             two passes
+    verify       layers 0-1 of 9; layers 2-9 of 42 8 9  one pass of every layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec import ops
+from specdec._checks import check_integer
+from specdec._rows import take_rows
+from specdec.cache import DecodingCache, PendingRound, Round
+from specdec.drafters.base import DraftRequest
+from specdec.drafters.draws import Parent, draw_children
+from specdec.drafters.plan import FixedPlan, Plan, Planner
+from specdec.drafters.proposal import Proposal, ProposalBatch
+from specdec.drafters.shape import TreeShape
+from specdec.drafters.stage import Stage, StageNodes, Work, complete
+from specdec.drafters.tree import GrowingTree
+from specdec.models.base import CausalLM, LayeredLM
+from specdec.models.exit_adapter import ExitAdapters
+from specdec.models.features import Feature, NodeFeatures
+
+
+@dataclass
+class Row:
+    """One sequence's part of a round.
+
+    Attributes:
+        request: what was asked for.
+        drawn: whether its tokens are drawn at random.
+        root: the token below which the next drafts hang, which no layer has seen.
+        before: what was drafted before it, `root` its last, and has passed the middle exit.
+        kept: columns of the stages that stay: those of the nodes above `root`.
+        tree: the drafts.
+        columns: where the first stage has the tree's nodes that it has run.
+    """
+
+    request: DraftRequest
+    drawn: bool
+    root: int
+    before: list[int] = field(default_factory=list)
+    kept: int = 0
+    tree: GrowingTree | None = None
+    columns: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Begun:
+    """A round that was drafted and not verified yet.
+
+    Attributes:
+        slots: int32 [B].
+        pending: what every layer's first pass of the round folds in.
+        stages: the layers that have run, from the first layer on.
+        nodes: of each row, of the last emitted token and of each draft, the columns in all stages.
+    """
+
+    slots: Tensor
+    pending: PendingRound | None
+    stages: list[Stage]
+    nodes: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
+class _Running:
+    """A round from its beginning on.
+
+    Attributes:
+        plan: its plan; None: plain decoding.
+        rows: sequences in it.
+        start: when it began.
+        chosen: whether the planner chose the plan.
+        depths: by slot, levels of the drafts, until it is known what became of them.
+        tokens: that were emitted so far.
+    """
+
+    plan: Plan | None
+    rows: int
+    start: float
+    chosen: bool
+    depths: dict[int, int]
+    tokens: int = 0
+
+
+class EarlyExitDrafter:
+    """Drafts chains and trees with the target's first layers.
+
+    Args:
+        model: the target.
+        cache: its memory, that of the loop.
+        plan: how far to draft: a `Plan`, or who makes one for every round.
+        branching: children of the last emitted token, of each of those, and so on; the last number goes on.
+        replacement: whether siblings are drawn independently; False never repeats a sibling's token.
+        draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
+        adapters: of the exits; None: hidden states are read as they are.
+        int8: exits are read through a copy of the head in int8, which is read twice as fast. Which tokens are
+            drafted changes by that, and never the text.
+
+    Attributes:
+        work: what the layers had to do so far.
+
+    Raises:
+        ValueError: `branching` is no such list or prunes, or `plan` goes beyond the model or what one round
+            has room for.
+    """
+
+    name = "early-exit"
+    features: Sequence[Feature] = ()
+
+    def __init__(
+        self,
+        model: LayeredLM,
+        cache: DecodingCache,
+        plan: Plan | Planner,
+        *,
+        branching: Sequence[int] | TreeShape = (1,),
+        replacement: bool = False,
+        draw: bool = True,
+        adapters: ExitAdapters | None = None,
+        int8: bool = False,
+    ) -> None:
+        self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
+        if self.shape.tau is not None:
+            raise ValueError("branching: got a pruned shape, want numbers of children by depth")
+        self.model = model
+        self.planner: Planner = FixedPlan(plan) if isinstance(plan, Plan) else plan
+        for each in self.planner.plans:
+            each.check_layers(model.num_layers)
+            self._check_plan(each)
+        self.replacement = replacement
+        self.draws = draw
+        self.work = Work()
+        self._cache = cache
+        self._adapters = ExitAdapters() if adapters is None else adapters
+        self._head = _int8_head(model) if int8 else model.head
+        self._ends = model.eos_token_ids
+        self._roots: dict[int, int] = {}  # by slot: the last emitted token
+        self._begun: Begun | None = None
+        self._running: _Running | None = None
+        self._slots = torch.zeros(0, dtype=torch.int32)
+
+    def _check_plan(self, plan: Plan) -> None:
+        if plan.middle:
+            raise ValueError(f"plan: got {plan}, want one without a middle exit")
+
+    @property
+    def cache(self) -> DecodingCache:
+        """The target's memory, which the loop must have."""
+        return self._cache
+
+    # --- what the loop asks ---
+
+    def levels(self, max_nodes: int) -> Sequence[int]:
+        """Nodes of a proposal that is 1, 2, ... tokens deep."""
+        return self.shape.levels(max_nodes)[: self.planner.plans[0].length]
+
+    def step_cost(self, target: CausalLM) -> float:
+        """The part of the target's layers that draft."""
+        return self.planner.plans[0].exit / self.model.num_layers
+
+    def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
+        """The target has read the prompt: nothing is left to do.
+
+        Raises:
+            ValueError: the cache was made for fewer slots.
+        """
+        check_integer("slot", slot, 0, self._cache.slots - 1)
+
+    def end(self, slot: int) -> None:
+        """Forgets the sequence, and a round that was cut short."""
+        self._roots.pop(slot, None)
+        self._running = None
+
+    def observe(
+        self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
+    ) -> None:
+        """Notes the last token: all others are in the target's memory, or will be with its next pass."""
+        self._roots[slot] = tokens[-1]
+        run = self._running
+        if run is None:
+            return  # after the prefill
+        plan, depth = run.plan, run.depths.pop(slot)
+        if plan is not None and depth:
+            last = plan.middle or plan.exit
+            self.planner.accepted(last, self.model.num_layers, len(path), min(len(path) + 1, depth))
+        run.tokens += len(tokens)
+        if not run.depths:
+            self._running = None
+            if run.chosen:
+                self.planner.observe(run.rows, plan, run.tokens, perf_counter() - run.start)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """Drafts for all sequences at once. Where one of them drafts, the last emitted token of every one is
+        run, as the target's next pass wants it.
+        """
+        start = perf_counter()
+        self._begun = None
+        rows = [Row(r, self.draws and not r.sampling.greedy, self._roots[r.slot]) for r in requests]
+        drawn = any(row.drawn for row in rows)
+        plan = self.planner.plans[0] if drawn else self.planner.choose(len(rows))
+        allowed = any(min(r.max_nodes, r.max_depth) > 0 for r in requests)
+        self._running = run = _Running(
+            plan if allowed else None, len(rows), start, allowed and not drawn, {r.slot: 0 for r in requests}
+        )
+        if plan is None or not allowed:
+            return [Proposal.empty()] * len(requests)
+        slots = self._slot_tensor([r.slot for r in requests])
+        pending = self._cache.take_pending(slots)
+        stages = [Stage(self.model, self._cache, span, slots, pending, self.work) for span in plan.spans]
+        self._begun = Begun(slots, pending, stages)
+        proposals = self._draft(rows, plan)
+        for request, proposal in zip(requests, proposals, strict=True):
+            run.depths[request.slot] = 1 + max(proposal.tree.depths, default=-1)
+        return proposals
+
+    @torch.inference_mode()
+    def verify(self, batch: ProposalBatch, slots: Tensor) -> tuple[Tensor, Round]:
+        """The target's verification of what was proposed last, as `CausalLM.forward` with what is there.
+
+        Args:
+            batch: the proposals, as they were made or cut.
+            slots: int32 [B], those of the requests.
+
+        Returns:
+            float32 [B, N, V] logits and the factors to commit.
+        """
+        tokens, parents, lengths = batch.tokens, batch.parents, batch.lengths
+        begun, self._begun = self._begun, None
+        sizes = lengths.tolist()
+        if begun is None:
+            self.work.book(self.model.num_layers, sum(sizes))
+            return self.model.forward(
+                tokens, cache=self._cache, slots=slots, parents=parents, lengths=lengths
+            )
+        above = None if parents is None else parents.tolist()
+        nodes = [
+            StageNodes(0, columns[:size], range(-1, size - 1) if above is None else above[row][:size])
+            for row, (columns, size) in enumerate(zip(begun.nodes, sizes, strict=True))
+        ]
+        x = take_rows(self.model.embeddings, tokens)  # [B, N, D]
+        for stage in begun.stages:
+            x = complete(stage, x, nodes)
+        layers = range(begun.stages[-1].layers.stop, self.model.num_layers)
+        x, round = self.model.run_layers(
+            x,
+            layers,
+            cache=self._cache,
+            slots=slots,
+            parents=parents,
+            lengths=lengths,
+            pending=begun.pending,
+        )
+        self.work.book(len(layers), sum(sizes))
+        for stage in begun.stages:
+            round = stage.round.joined(round)
+        return self.model.readout(x), round
+
+    def _slot_tensor(self, slots: list[int]) -> Tensor:
+        """int32 [B]; the same tensor as long as the slots are the same."""
+        if self._slots.tolist() != slots:
+            self._slots = torch.tensor(slots, dtype=torch.int32)
+        return self._slots
+
+    # --- drafting ---
+
+    @torch.inference_mode()
+    def _draft(self, rows: Sequence[Row], plan: Plan) -> list[Proposal]:
+        begun = self._begun
+        assert begun is not None
+        requests = [self._limited(row.request, plan.length, 0) for row in rows]
+        probs = self._grow(rows, requests, begun.stages[0], plan)
+        proposals = []
+        for row in rows:
+            assert row.tree is not None
+            proposal, order = row.tree.proposal(probs, self.replacement)
+            begun.nodes.append([row.columns.get(node, -1) for node in (0, *order)])
+            proposals.append(proposal)
+        return proposals
+
+    def _limited(self, request: DraftRequest, length: int, taken: int) -> DraftRequest:
+        """What is asked of the draft exit: at most `length` tokens deep, where `taken` tokens are drafted."""
+        depth = max(min(length, request.max_depth - taken), 0)
+        sizes = self.shape.levels(max(request.max_nodes - taken, 0))[:depth]
+        return replace(
+            request,
+            max_nodes=sizes[-1] if sizes else 0,
+            max_depth=len(sizes),
+            position=request.position + taken,
+        )
+
+    def _grow(
+        self, rows: Sequence[Row], requests: Sequence[DraftRequest | None], stage: Stage, plan: Plan
+    ) -> Tensor | None:
+        """Grows each row's tree below its root, which is run with it; None asks for no part in it.
+
+        Returns:
+            float32 [R, V] what the trees' drawn tokens were drawn from; None where none was.
+        """
+        probs: list[Tensor] = []
+        count = 0
+        for row, request in zip(rows, requests, strict=True):
+            row.tree = None if request is None else GrowingTree(request, self.shape, self._ends, row.drawn)
+            row.columns = {}
+        new = [[] if row.tree is None else [0] for row in rows]
+        hidden = self._run(rows, new, stage)  # [B, N, D]
+        wanted = [self._expandable(row) for row in rows]
+        while any(wanted):
+            asked = [self._asked(row, nodes) for row, nodes in zip(rows, wanted, strict=True)]
+            logits = self._read(plan.exit, _flat(hidden, wanted))  # [R, V] of the parents of all rows
+            parents = [p for of_row in asked for p in of_row]
+            children = draw_children(logits, parents, replacement=self.replacement, draw=self.draws)
+            found = zip(children.tokens, children.probabilities, children.rows, strict=True)
+            for row, of_row in zip(rows, asked, strict=True):
+                if row.tree is not None:
+                    row.tree.next_level()
+                    for parent in of_row:
+                        tokens, chances, place = next(found)
+                        row.tree.grow(
+                            parent.node, tokens, chances, _as_said, place if place < 0 else place + count
+                        )
+            if children.probs is not None:
+                probs.append(children.probs)
+                count += len(children.probs)
+            wanted = [self._expandable(row) for row in rows]
+            if any(wanted):
+                hidden = self._run(rows, wanted, stage)
+        return None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
+
+    def _run(self, rows: Sequence[Row], nodes: Sequence[Sequence[int]], stage: Stage) -> Tensor:
+        """Runs nodes of the rows' trees: their hidden states [B, N, D] behind the first stage."""
+        first, width = stage.columns, max(map(len, nodes))
+        tokens, above = [], []
+        for row, wanted in zip(rows, nodes, strict=True):
+            tree, columns = row.tree, row.columns
+            mine, parents = [], []
+            for place, node in enumerate(wanted):
+                assert tree is not None
+                mine.append(tree.tokens[node] if node else row.root)
+                parents.append(columns[tree.parents[node]] if node else row.kept - 1)
+                columns[node] = first + place
+            tokens.append([*mine, *[0] * (width - len(mine))])
+            above.append(parents)
+        return stage.run(take_rows(self.model.embeddings, torch.from_numpy(np.array(tokens))), above)
+
+    @staticmethod
+    def _expandable(row: Row) -> list[int]:
+        return [] if row.tree is None else row.tree.expandable()
+
+    @staticmethod
+    def _asked(row: Row, nodes: Sequence[int]) -> list[Parent]:
+        """Asks for these nodes' children."""
+        if row.tree is None:
+            return []
+        asked = row.tree.asked(nodes)
+        if not row.before or not row.request.sampling.edited:
+            return asked
+        return [parent._replace(path=(*row.before, *parent.path)) for parent in asked]
+
+    def _read(self, exit: int, hidden: Tensor) -> Tensor:
+        """Logits float32 [..., V] of hidden states [..., D] behind the first `exit` layers."""
+        return self.model.readout(self._adapters.apply(exit, hidden), self._head)
+
+
+_INT8_HEADS: WeakKeyDictionary[LayeredLM, ops.PackedWeight] = WeakKeyDictionary()
+
+
+def _int8_head(model: LayeredLM) -> ops.PackedWeight:
+    """The model's head in int8; all drafters of a model share it."""
+    if model not in _INT8_HEADS:
+        _INT8_HEADS[model] = ops.pack_weight(model.head.unpack(), torch.int8)
+    return _INT8_HEADS[model]
+
+
+def _flat(hidden: Tensor, nodes: Sequence[Sequence[int]]) -> Tensor:
+    """[R, D] of [B, N, D]: the first of each row, as many as it has nodes."""
+    if len(nodes) == 1:
+        return hidden[0, : len(nodes[0])]
+    return torch.cat([row[: len(mine)] for row, mine in zip(hidden, nodes, strict=True)])
+
+
+def _as_said(probability: float, rank: int) -> float:
+    """The chance of a token: its probability."""
+    return probability
