@@ -24,6 +24,8 @@ from specdec.drafters.stage import Work
 from specdec.generation import Request, Result
 from specdec.loop import Loop
 from specdec.methods.autoregressive import autoregressive
+from specdec.methods.hispec import hispec
+from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
 from specdec.models.layered import Layered
 
@@ -104,6 +106,18 @@ def test_a_seed_repeats_a_drawn_text_in_any_batch(model, plan, shape):
         return found
 
     assert texts(1) == texts(8)
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+@pytest.mark.parametrize("plan", [None, Plan(2, 2, 5, 4)], ids=str)
+def test_the_embedded_model_writes_what_it_writes_alone(plan, slots):
+    """Real text, with the tiers that `hispec` chooses by the clock and with those that are given."""
+    model = load_model("gdn-code")
+    text = load_tokenizer("gdn-code").encode("def add(a, b):\n    return a + b\n\ndef sub(a, b):\n")
+    asked = [Request(text[:n], 40, ignore_eos=True) for n in range(3, 12)]
+    loop = hispec(model, plan, slots=slots, adaptive=plan is None)
+    assert [r.tokens for r in loop.run(asked)] == [r.tokens for r in autoregressive(model).run(asked)]
+    assert plan is None or loop.statistics.accepted > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
