@@ -40,9 +40,8 @@ from specdec.models.features import FeatureTap, NodeFeatures, PassFeatures
 from specdec.ops.paths import check_branch
 from specdec.sequence import ActiveSequence
 
-UNHEARD = (
-    64  # rounds of a resting drafter that are kept for it at most: each keeps what the target showed in it
-)
+# Rounds of a resting drafter that wait until it hears of them: each holds on to what the target showed in it.
+UNHEARD = 64
 
 
 class RoundObserver:

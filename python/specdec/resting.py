@@ -47,7 +47,7 @@ class Rest:
         self._begin()
 
     def _begin(self) -> None:
-        """A new window: rounds, rounds times sequences, tokens, and what plain decoding would have emitted."""
+        """A new window: rounds, rounds times sequences, tokens, and those of plain decoding meanwhile."""
         self._rounds = self._seen = self._tokens = 0
         self._plain_tokens = 0.0
 

@@ -27,7 +27,7 @@ from specdec.drafters.experience import experience_of
 from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
-from specdec.drafters.tree import GrowingTree
+from specdec.drafters.tree import GrowingTree, as_said
 from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature, NodeFeatures
 from specdec.ops import GrownTree, TreeRequest, TreeRules
@@ -354,7 +354,7 @@ class SteppingDrafter(ABC):
             children = self._children(logits, flat)
             found = zip(children.tokens, children.probabilities, children.rows, strict=True)
             for tree, asked in zip(trees, parents, strict=True):
-                chance = _as_said if tree.drawn else self.calibration[tree.request.sampling.greedy]
+                chance = as_said if tree.drawn else self.calibration[tree.request.sampling.greedy]
                 tree.next_level()
                 for parent in asked:
                     tokens, probabilities, row = next(found)
@@ -494,8 +494,3 @@ class SteppingDrafter(ABC):
 def _joined(parts: Sequence[NodeFeatures]) -> Tensor:
     """[n, F] of all parts, one below the other."""
     return NodeFeatures.of_all(parts).rows()
-
-
-def _as_said(probability: float, rank: int) -> float:
-    """Drafts that are drawn come about from their own rows alone, so that a seed repeats them."""
-    return probability

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from specdec.drafters.base import Drafter
     from specdec.methods import MethodOptions
-    from specdec.models.base import CausalLM, LayeredLM, SkippableLM, SkippingView
+    from specdec.models.base import CausalLM, SkippableLM, SkippingView
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
     from specdec.models.llama import LlamaForCausalLM
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
@@ -117,15 +117,13 @@ def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draft
     from specdec.methods.hispec import tiered_drafter
     from specdec.models.exit_adapter import ExitAdapters, shipped_exit_adapters
 
-    layered = cast("LayeredLM", _want_layers(spec, target))
+    model = _want_layers(spec, target)
     plan = None if spec.model == ADAPTIVE_TIERS else Plan.parse(spec.model)
     try:
-        shipped = shipped_exit_adapters(cast("SkippableLM", target))
-        adapters = (
-            None if shipped is None else ExitAdapters.from_directory(shipped, cast("SkippableLM", target))
-        )
+        shipped = shipped_exit_adapters(model)
+        adapters = None if shipped is None else ExitAdapters.from_directory(shipped, model)
         return tiered_drafter(
-            layered,
+            model,
             plan,
             slots=options.slots,
             adaptive=options.adaptive,

@@ -177,7 +177,7 @@ def advice_on(
     makers = {
         "priced (the default)": loop_maker(model, view, None, max_draft=16, adaptive=True),
         "adaptive": loop_maker(model, view, AdaptiveExit(), max_draft=12, adaptive=True),
-        f"{label_of(chosen.policy)}": always(target, chosen.skips, chosen.policy),
+        label_of(chosen.policy): always(target, chosen.skips, chosen.policy),
     }
     if warm_start.skips != chosen.skips:
         name = f"similarity: {label_of(warm_start.policy)}"

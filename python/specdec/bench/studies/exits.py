@@ -147,7 +147,7 @@ def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
     number of such rounds; time that went into deciding against a draft counts as drafting too.
     """
     plain = row["plain_seconds_per_round"]
-    rounds, drafting, levels = (row[f"quick_{name}"] for name in ("rounds", "drafting_rounds", "levels"))
+    rounds, drafting, levels = (row[f"fastest_{name}"] for name in ("rounds", "drafting_rounds", "levels"))
     if drafting == 0 or drafting < FEW * rounds:
         return {"c": 0.0, "v": 0.0, "a": 0.0, "n": 0.0, "predicted_speedup": 1.0}
     other = row["round_seconds"] - row["draft_seconds"]
