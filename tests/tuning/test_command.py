@@ -26,7 +26,7 @@ LINE = "def function_{0}(argument, other={0}):\n    total = argument + other\n  
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {
         "DEPTH": 4,
-        "PLACES": 13,
+        "PLACES": 16,
         "SEARCHED": 2,
         "HELD_OUT": 1,
         "PROPOSED": 4,
