@@ -200,6 +200,13 @@ class DraftBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
         return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, whole=self.whole)
 
+    def begin(self, rows: int) -> None:
+        """A sequence has come into a batch, now of `rows`. In a batch of its own its drafter is tried: a few
+        rounds cost little there, and one text says little of the next.
+        """
+        if rows == 1:
+            self._rates.rest(1).wake()
+
     def rests(self, rows: int) -> bool:
         """Whether a round of `rows` sequences goes without asking the drafter; call it once a round."""
         if not self.adaptive or self.max_draft == 0:

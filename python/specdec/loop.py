@@ -249,6 +249,7 @@ class Loop:
                 self.drafter.observe(sequence.slot, (), tokens, last)
             events.append(self._event(sequence, decided, tokens, reason, finished))
         self.statistics.seconds.prefill += perf_counter() - start
+        self.budget.begin(len(self._active))
         self._leave(finished)
         return events
 

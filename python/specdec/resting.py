@@ -51,6 +51,12 @@ class Rest:
         self._rounds = self._seen = self._tokens = 0
         self._plain_tokens = 0.0
 
+    def wake(self) -> None:
+        """A new text has come, of which nothing is known: tries the drafter, if it rests."""
+        if self._left > 0:
+            self._left, self._window = 0, TRIAL
+            self._begin()
+
     def due(self) -> bool:
         """Whether the drafter rests in this round; call it once a round."""
         if self._left <= 0 and self._since >= EVERY:

@@ -185,9 +185,9 @@ class EarlyExitDrafter:
         check_integer("slot", slot, 0, self._cache.slots - 1)
 
     def end(self, slot: int) -> None:
-        """Forgets the sequence, and a round that was cut short."""
+        """Forgets the sequence, and a round that was cut short: the next one may begin without a proposal."""
         self._roots.pop(slot, None)
-        self._running = None
+        self._begun = self._running = None
 
     def observe(
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None

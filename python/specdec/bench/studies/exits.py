@@ -82,7 +82,7 @@ def plan(lab: Lab) -> list[Group]:
         Group(
             "Rounds draft where it pays",
             "Plain rounds where measured times and what became of earlier drafts say that a draft would not "
-            "pay. Priced, the default of `--draft-exit`, ends drafts by the same.",
+            "pay. Priced ends drafts by the same.",
             [
                 entry("priced", "priced", adaptive=True),
                 entry("adaptive, alpha 0.85, where it pays", "adaptive", adaptive=True),
