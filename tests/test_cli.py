@@ -122,7 +122,7 @@ def test_self_speculative_writes_the_same_text(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, ["generate", *command, "self-speculative", "--skip", str(path)])
     assert "--skip: chosen on elsewhere in bfloat16, this is" in result.stderr
     result = RUNNER.invoke(app, ["generate", *command, "self-speculative"])
-    assert "self-speculative, skip exit priced drafter, gdn-code" in result.stderr
+    assert "self-speculative, skip exit adaptive drafter, gdn-code" in result.stderr
     sampled = _json(*command, "self-speculative", "--temperature", "0.8", "--seed", "5")
     assert (sampled["acceptance"], sampled["lossless"]) == ("block", True)
 

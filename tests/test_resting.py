@@ -47,6 +47,20 @@ def test_a_drafter_that_comes_to_pay_is_asked_again() -> None:
     assert sum(rounds(rest, 2 * EVERY, tokens=3, drafting=1.2, plain=1.0)) <= 3 * MEASURED
 
 
+def test_a_new_text_is_tried_alone_and_not_in_a_batch() -> None:
+    budget = DraftBudget()
+    for _ in range(8 * WINDOW):
+        for rows in (1, 16):
+            rested = budget.rests(rows)
+            budget.observe_round(rows, 1, 1.0, 1.0 if rested else 1.5, rows, rested)
+    assert budget.rests(1)
+    assert budget.rests(16)
+    budget.begin(16)
+    assert budget.rests(16)
+    budget.begin(1)
+    assert not budget.rests(1)
+
+
 def test_batches_of_other_sizes_are_other_cases() -> None:
     budget = DraftBudget()
     for _ in range(4 * WINDOW):

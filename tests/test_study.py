@@ -227,7 +227,7 @@ def test_costs_of_rounds_by_hand() -> None:
     level; a verification 1.5 plain rounds. In all turns 36 of 48 were accepted, and 18 of 24 rounds kept
     their drafts to the end.
     """
-    row = {"quick_rounds": 10, "quick_drafting_rounds": 4, "quick_levels": 8, "accepted_at": [24, 12]}
+    row = {"fastest_rounds": 10, "fastest_drafting_rounds": 4, "fastest_levels": 8, "accepted_at": [24, 12]}
     row |= {"drafting_rounds": 24, "complete_rounds": 18}
     row |= {"plain_seconds_per_round": 2.0, "draft_seconds": 8.0, "round_seconds": 8.0 + 6 * 2.0 + 4 * 3.0}
     costs = exits.costs_of(row)
@@ -235,7 +235,7 @@ def test_costs_of_rounds_by_hand() -> None:
     assert costs["a"] == pytest.approx(6 / 7)  # one of seven was refused
     tokens = 6 + 4 * (1 - (6 / 7) ** 3) / (1 - 6 / 7)
     assert costs["predicted_speedup"] == pytest.approx(tokens / (6 + 4 * (2 * 0.5 + 1.5)))
-    idle = exits.costs_of(row | {"quick_drafting_rounds": 0, "quick_levels": 0})
+    idle = exits.costs_of(row | {"fastest_drafting_rounds": 0, "fastest_levels": 0})
     assert (idle["predicted_speedup"], idle["c"]) == (1.0, 0.0)
 
 

@@ -121,7 +121,7 @@ class Rate:
 
 @dataclass
 class Rates:
-    """What rounds bring.
+    """What rounds of one kind of loop brought of late: of one model, one drafter and one way of committing.
 
     Attributes:
         by_size: tokens and seconds of late, by sequences in a round.
@@ -133,7 +133,7 @@ class Rates:
     rests: dict[int, Rest] = field(default_factory=dict)
 
     def rest(self, rows: int) -> Rest:
-        """Of rounds of `rows` sequences."""
+        """Whether the drafter rests in rounds of `rows` sequences."""
         return self.rests.setdefault((rows - 1).bit_length(), Rest())
 
 
@@ -192,13 +192,20 @@ class DraftBudget:
         given = costs if self._given is None else self._given
         budget = DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
         # What rounds of a fixed length bring says nothing of those that draft what pays.
-        shared = rates is not None and self._given is None and self.adaptive
-        budget._rates = rates if rates is not None and shared else Rates()
+        if rates is not None and self._given is None and self.adaptive:
+            budget._rates = rates
         return budget
 
     def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
         """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
         return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, whole=self.whole)
+
+    def begin(self, rows: int) -> None:
+        """A sequence has come into a batch, now of `rows`. In a batch of its own its drafter is tried: a few
+        rounds cost little there, and one text says little of the next.
+        """
+        if rows == 1:
+            self._rates.rest(1).wake()
 
     def rests(self, rows: int) -> bool:
         """Whether a round of `rows` sequences goes without asking the drafter; call it once a round."""

@@ -40,9 +40,8 @@ from specdec.models.features import FeatureTap, NodeFeatures, PassFeatures
 from specdec.ops.paths import check_branch
 from specdec.sequence import ActiveSequence
 
-UNHEARD = (
-    64  # rounds of a resting drafter that are kept for it at most: each keeps what the target showed in it
-)
+# Rounds of a resting drafter that wait until it hears of them: each holds on to what the target showed in it.
+UNHEARD = 64
 
 
 class RoundObserver:
@@ -250,6 +249,7 @@ class Loop:
                 self.drafter.observe(sequence.slot, (), tokens, last)
             events.append(self._event(sequence, decided, tokens, reason, finished))
         self.statistics.seconds.prefill += perf_counter() - start
+        self.budget.begin(len(self._active))
         self._leave(finished)
         return events
 

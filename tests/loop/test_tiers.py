@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -152,6 +152,20 @@ def counted(model: Layered) -> Iterator[list[list[int]]]:
 
     with patch.object(type(model), "_block", block):
         yield calls
+
+
+@pytest.mark.parametrize("plan", [TWO, THREE], ids=str)
+def test_a_round_that_was_cut_short_leaves_nothing_to_one_without_drafts(model, plain, plan, monkeypatch):
+    """Ctrl-C came between draft and verification, and in the next run the drafter rests at first."""
+    loop = tiered(model, plan, 2)
+    assert loop.drafter is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.drafter, "verify", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(requests()[::-1])  # other texts
+    rounds = iter([True, True, False] * 1000)
+    monkeypatch.setattr(loop.budget, "rests", lambda rows: next(rounds))
+    assert [r.tokens for r in loop.run(requests())] == plain
 
 
 @pytest.mark.parametrize("slots", [1, 3])

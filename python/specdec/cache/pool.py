@@ -1,6 +1,7 @@
 """Keys and values of the attention layers of one size, of all slots, in one tensor.
 
-One tensor, as a round then writes the rows of all its layers with one copy a sequence.
+One tensor, so that room for longer sequences is made for all of them at once. What a round appends is a few
+rows a layer: numpy copies them, which wakes no threads (`_rows.py`).
 """
 
 from __future__ import annotations

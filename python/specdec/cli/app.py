@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specdec import __version__
-from specdec._rules import RULES
 from specdec.cli.errors import CommandGroup
-from specdec.methods import DEFAULT_DRAFTER, DRAFT_EXIT, DRAFTERS, METHODS
-from specdec.training import defaults
+from specdec.cli.options import (
+    DEFAULT_DRAFTER_TEXT,
+    DRAFTERS_TEXT,
+    EXITS_TEXT,
+    METHODS_TEXT,
+    RULES_TEXT,
+    Acceptance,
+    Commit,
+    CommitOption,
+    DraftInt8,
+    DraftTree,
+    Dtype,
+    DtypeOption,
+    FixedDraft,
+    MaxDraft,
+    Model,
+    OracleP,
+    Seed,
+    Skip,
+    Temperature,
+    Tiers,
+    TunedMethod,
+)
+from specdec.cli.train_commands import train_drafter, train_exits
+from specdec.methods import DRAFT_EXIT
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -23,108 +44,6 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class TunedMethod(str, Enum):
-    """What `specdec tune --model` is for."""
-
-    self_speculative = "self-speculative"
-    hispec = "hispec"
-
-
-class Dtype(str, Enum):
-    """Of a model's activations."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Commit(str, Enum):
-    """When an accepted path is folded into the state."""
-
-    deferred = "deferred"
-    eager = "eager"
-
-
-def _listed(entries: list[tuple[str, str]]) -> str:
-    return "; ".join(f"{name}: {description}" for name, description in entries)
-
-
-_METHODS = _listed([(name, method.description) for name, method in METHODS.items()])
-_DRAFTERS = _listed(list(DRAFTERS.items()))
-_DEFAULT_DRAFTER = f"Default: adapted+ngram where a drafter comes with the model, else {DEFAULT_DRAFTER}."
-_RULES = _listed([(name, rule.description) for name, rule in RULES.items()])
-
-Model = Annotated[
-    str,
-    typer.Option(help="A model's name (gdn-code, smollm2), a directory with a checkpoint, or a GGUF file."),
-]
-DtypeOption = Annotated[Dtype, typer.Option(help="Of the activations; the recurrent state is float32.")]
-CommitOption = Annotated[
-    Commit, typer.Option(help="Fold accepted drafts into the state with the next round, or at once.")
-]
-MaxDraft = Annotated[
-    int,
-    typer.Option(
-        help="Most draft tokens a round, 1 to 63, all nodes of a --draft-tree counted; fewer where more do "
-        "not pay."
-    ),
-]
-OracleP = Annotated[
-    float, typer.Option("--oracle-p", help="Chance that a token of the oracle is right, 0 to 1.")
-]
-Acceptance = Annotated[
-    str,
-    typer.Option(help=f"What decides about drafts that are drawn at random (temperature above 0). {_RULES}."),
-]
-DraftTree = Annotated[
-    str | None,
-    typer.Option(
-        help="Children of each node by depth in what adapted, model:, exit: and self-speculative draft, such "
-        "as 2,2,1; the last goes on for as long as --max-draft lasts; 1: chains; auto: the likeliest tokens, "
-        "pruned by their chances. Default: auto for adapted, else 1.",
-        show_default=False,
-    ),
-]
-Skip = Annotated[
-    Path | None,
-    typer.Option(
-        help="For self-speculative: the file that says which sub-layers drafts leave out; online, or "
-        "online:FILE: others that suit the text better, found while it is written. Default: the set that "
-        "comes with the model.",
-        show_default=False,
-    ),
-]
-_EXITS = (
-    "priced: where going on would not be worth its time; adaptive: below a token less likely than a "
-    "threshold that follows what is accepted; static:T: below one less likely than T; fixed: at --max-draft. "
-    "adaptive takes the paper's settings, of which adaptive:gamma0=0.6,alpha=0.85,eps=0.01,beta1=0.5,"
-    "beta2=0.9 are the defaults; it and static take widen=N: up to N guesses of a chain's last token"
-)
-DraftInt8 = Annotated[
-    bool | None,
-    typer.Option(
-        "--draft-int8/--no-draft-int8",
-        help="For self-speculative: draft with int8 copies of the weights, or with the weights themselves. "
-        "Default: as the file of --skip says, and with --skip none, which leaves nothing out. For hispec: "
-        "with one of the head.",
-        show_default=False,
-    ),
-]
-Tiers = Annotated[
-    str | None,
-    typer.Option(
-        help="For hispec: auto, or LAYERSxTOKENS of the draft exit and of a middle exit where there is one: "
-        "2x3, 2x2/5x4; bench takes several, separated by commas. Default: auto, chosen for every round.",
-        show_default=False,
-    ),
-]
-FixedDraft = Annotated[
-    bool,
-    typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),
-]
-Temperature = Annotated[float, typer.Option(help="0 is greedy decoding; else 1e-30 to 1e30.")]
-Seed = Annotated[int | None, typer.Option(help="Of the draws, 0 to 2^64 - 1; without one a seed is drawn.")]
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -157,9 +76,9 @@ def generate(
         str | None, typer.Argument(help="The text to continue; '-' or nothing reads it from stdin.")
     ] = None,
     model: Model = "gdn-code",
-    method: Annotated[str, typer.Option(help=f"{_METHODS}.")] = "specla",
+    method: Annotated[str, typer.Option(help=f"{METHODS_TEXT}.")] = "specla",
     drafter: Annotated[
-        str | None, typer.Option(help=f"{_DRAFTERS}. {_DEFAULT_DRAFTER}", show_default=False)
+        str | None, typer.Option(help=f"{DRAFTERS_TEXT}. {DEFAULT_DRAFTER_TEXT}", show_default=False)
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="Most tokens to write, at least 1; never exceeded.")
@@ -222,7 +141,8 @@ def generate(
     draft_exit: Annotated[
         str | None,
         typer.Option(
-            help=f"When drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.", show_default=False
+            help=f"When drafts of self-speculative end. {EXITS_TEXT}. Default: {DRAFT_EXIT}.",
+            show_default=False,
         ),
     ] = None,
     draft_int8: DraftInt8 = None,
@@ -288,7 +208,7 @@ def bench(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated. {_METHODS}; reference: the model in plain PyTorch, token by token."
+            help=f"Comma-separated. {METHODS_TEXT}; reference: the model in plain PyTorch, token by token."
         ),
     ] = "autoregressive,specla",
     model: Model = "gdn-code",
@@ -301,14 +221,15 @@ def bench(
     batch: Annotated[str, typer.Option(help="Comma-separated numbers of sequences decoded together.")] = "1",
     drafter: Annotated[
         str | None,
-        typer.Option(help=f"Comma-separated. {_DRAFTERS}. {_DEFAULT_DRAFTER}", show_default=False),
+        typer.Option(help=f"Comma-separated. {DRAFTERS_TEXT}. {DEFAULT_DRAFTER_TEXT}", show_default=False),
     ] = None,
     oracle_p: OracleP = 1.0,
     draft_tree: DraftTree = None,
     acceptance: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated rules for drafts that are drawn at random (temperature above 0). {_RULES}."
+            help="Comma-separated rules for drafts that are drawn at random (temperature above 0). "
+            f"{RULES_TEXT}."
         ),
     ] = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens written for every prompt, at least 2.")] = 128,
@@ -323,7 +244,8 @@ def bench(
     draft_exit: Annotated[
         str | None,
         typer.Option(
-            help=f"Comma-separated; when drafts of self-speculative end. {_EXITS}. Default: {DRAFT_EXIT}.",
+            help=f"Comma-separated; when drafts of self-speculative end. {EXITS_TEXT}. "
+            f"Default: {DRAFT_EXIT}.",
             show_default=False,
         ),
     ] = None,
@@ -530,168 +452,15 @@ def tune(
     raise typer.Exit(command.run(options))
 
 
-@app.command(
+app.command(
     name="train-drafter",
     epilog="Example: specdec train-drafter --target gdn-code --text ~/src --out my-drafter --tokens 4000000",
-)
-def train_drafter(
-    out: Annotated[Path, typer.Option(help="Directory of the run; it becomes a drafter's directory.")],
-    target: Annotated[
-        str | None, typer.Option(help="The model to draft for: as --model elsewhere.", show_default=False)
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Folder of UTF-8 text files, searched recursively.", show_default=False),
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="What the drafter reads off the target, comma-separated: last (its last hidden state), "
-            "fused (hidden states of a low, a middle and the last layer), readouts (recurrent read-outs of "
-            "these layers), hidden:N, readout:N; or none.",
-            show_default=defaults.FEATURES,
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens to train on in all.", show_default="one pass over the text")
-    ] = None,
-    text_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens of the text that the target reads.", show_default="all"),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Sequences in a step.", show_default=str(defaults.BATCH_SIZE))
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens in a sequence.", show_default=str(defaults.SEQ_LEN))
-    ] = None,
-    unroll: Annotated[
-        int | None,
-        typer.Option(
-            help="Positions of a drafted chain that are trained.", show_default=str(defaults.UNROLL)
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.", show_default=str(defaults.LR))
-    ] = None,
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(help="Draft only the N most frequent tokens of the text.", show_default="all tokens"),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of weights and data order.", show_default=str(defaults.SEED))
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for the target's features, which runs can share.", show_default="OUT/features"
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-) -> None:
-    """Train a drafter on what a target computes on a text. Ctrl-C saves and ends; --resume goes on."""
-    options = {
-        "target": target,
-        "text": text,
-        "features": features,
-        "tokens": tokens,
-        "text_tokens": text_tokens,
-        "batch_size": batch_size,
-        "seq_len": seq_len,
-        "unroll": unroll,
-        "lr": lr,
-        "draft_vocab": draft_vocab,
-        "seed": seed,
-        "cache": cache,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    from specdec.cli import train_drafter as command
-
-    if resume:
-        command.resume(out, given)
-    else:
-        command.run(out, given)
-
-
-@app.command(
+)(train_drafter)
+app.command(
     name="train-exits",
     epilog="Example: specdec train-exits --model smollm2 --text ~/src --exits 4,8 --out my-exits "
     "--text-tokens 1000000",
-)
-def train_exits(
-    out: Annotated[Path, typer.Option(help="Directory of the run; it becomes a directory of adapters.")],
-    model: Annotated[
-        str | None, typer.Option(help="The model to exit from: as --model elsewhere.", show_default=False)
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Folder of UTF-8 text files, searched recursively.", show_default=False),
-    ] = None,
-    exits: Annotated[
-        str | None,
-        typer.Option(help="Numbers of layers after which to exit, such as 2,5.", show_default=False),
-    ] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(help="Inner width of an adapter.", show_default="twice the width of the model"),
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens to train on in all.", show_default="one pass over the text")
-    ] = None,
-    text_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens of the text that the model reads.", show_default="all"),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Sequences in a step.", show_default=str(defaults.BATCH_SIZE))
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens in a sequence.", show_default=str(defaults.SEQ_LEN))
-    ] = None,
-    loss_vocab: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens over which a step compares distributions: the text's most frequent ones, and a "
-            "quarter drawn among the others.",
-            show_default=str(defaults.LOSS_VOCAB),
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.", show_default=str(defaults.EXIT_LR))
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of weights and data order.", show_default=str(defaults.SEED))
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for the model's hidden states, which runs can share.", show_default="OUT/features"
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-) -> None:
-    """Train adapters behind early exits of a frozen model. Ctrl-C saves and ends; --resume goes on."""
-    options = {
-        "model": model,
-        "text": text,
-        "exits": exits,
-        "width": width,
-        "tokens": tokens,
-        "text_tokens": text_tokens,
-        "batch_size": batch_size,
-        "seq_len": seq_len,
-        "loss_vocab": loss_vocab,
-        "lr": lr,
-        "seed": seed,
-        "cache": cache,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    from specdec.cli import train_exits as command
-
-    if resume:
-        command.resume(out, given)
-    else:
-        command.run(out, given)
+)(train_exits)
 
 
 @app.command(epilog="Example: specdec info")

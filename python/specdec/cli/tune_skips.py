@@ -127,6 +127,10 @@ def _checked(options: Options) -> tuple[Path, Path, Path]:
     except ValueError as error:
         raise as_option(error) from None
     journal = options.out.with_suffix(ENDING)
+    if options.out == journal:
+        raise ValueError(f"--out: got {journal}, the name that the search itself is kept under; name another")
+    if options.json is not None and options.json.resolve() == options.out.resolve():
+        raise ValueError(f"--json: got {options.json}, want another file than --out")
     if options.warm_start_only and options.resume:
         raise ValueError("--resume: not with --warm-start-only, which keeps nothing")
     if options.resume and not journal.is_file():

@@ -33,7 +33,7 @@ from specdec.drafters.plan import FixedPlan, Plan, Planner
 from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stage import Stage, StageNodes, Work, complete
-from specdec.drafters.tree import GrowingTree
+from specdec.drafters.tree import GrowingTree, as_said
 from specdec.models.base import CausalLM, LayeredLM
 from specdec.models.exit_adapter import ExitAdapters
 from specdec.models.features import Feature, NodeFeatures
@@ -185,9 +185,9 @@ class EarlyExitDrafter:
         check_integer("slot", slot, 0, self._cache.slots - 1)
 
     def end(self, slot: int) -> None:
-        """Forgets the sequence, and a round that was cut short."""
+        """Forgets the sequence, and a round that was cut short: the next one may begin without a proposal."""
         self._roots.pop(slot, None)
-        self._running = None
+        self._begun = self._running = None
 
     def observe(
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
@@ -285,7 +285,7 @@ class EarlyExitDrafter:
     def _draft(self, rows: Sequence[Row], plan: Plan) -> list[Proposal]:
         begun = self._begun
         assert begun is not None
-        requests = [self._limited(row.request, plan.length, 0) for row in rows]
+        requests = [self._limited(row.request, plan.length) for row in rows]
         probs = self._grow(rows, requests, begun.stages[0], plan)
         proposals = []
         for row in rows:
@@ -295,16 +295,10 @@ class EarlyExitDrafter:
             proposals.append(proposal)
         return proposals
 
-    def _limited(self, request: DraftRequest, length: int, taken: int) -> DraftRequest:
-        """What is asked of the draft exit: at most `length` tokens deep, where `taken` tokens are drafted."""
-        depth = max(min(length, request.max_depth - taken), 0)
-        sizes = self.shape.levels(max(request.max_nodes - taken, 0))[:depth]
-        return replace(
-            request,
-            max_nodes=sizes[-1] if sizes else 0,
-            max_depth=len(sizes),
-            position=request.position + taken,
-        )
+    def _limited(self, request: DraftRequest, length: int) -> DraftRequest:
+        """What is asked of the draft exit: at most `length` tokens deep."""
+        sizes = self.shape.levels(request.max_nodes)[: min(length, request.max_depth)]
+        return replace(request, max_nodes=sizes[-1] if sizes else 0, max_depth=len(sizes))
 
     def _grow(
         self, rows: Sequence[Row], requests: Sequence[DraftRequest | None], stage: Stage, plan: Plan
@@ -334,7 +328,7 @@ class EarlyExitDrafter:
                     for parent in of_row:
                         tokens, chances, place = next(found)
                         row.tree.grow(
-                            parent.node, tokens, chances, _as_said, place if place < 0 else place + count
+                            parent.node, tokens, chances, as_said, place if place < 0 else place + count
                         )
             if children.probs is not None:
                 probs.append(children.probs)
@@ -385,7 +379,7 @@ _INT8_HEADS: WeakKeyDictionary[LayeredLM, ops.PackedWeight] = WeakKeyDictionary(
 def _int8_head(model: LayeredLM) -> ops.PackedWeight:
     """The model's head in int8; all drafters of a model share it."""
     if model not in _INT8_HEADS:
-        _INT8_HEADS[model] = ops.pack_weight(model.head.unpack(), torch.int8)
+        _INT8_HEADS[model] = model.head.to_int8()
     return _INT8_HEADS[model]
 
 
@@ -394,8 +388,3 @@ def _flat(hidden: Tensor, nodes: Sequence[Sequence[int]]) -> Tensor:
     if len(nodes) == 1:
         return hidden[0, : len(nodes[0])]
     return torch.cat([row[: len(mine)] for row, mine in zip(hidden, nodes, strict=True)])
-
-
-def _as_said(probability: float, rank: int) -> float:
-    """The chance of a token: its probability."""
-    return probability

@@ -27,7 +27,7 @@ from specdec.drafters.experience import experience_of
 from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
-from specdec.drafters.tree import GrowingTree
+from specdec.drafters.tree import GrowingTree, as_said
 from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature, NodeFeatures
 from specdec.ops import GrownTree, TreeRequest, TreeRules
@@ -35,7 +35,7 @@ from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
 KEPT = 1024  # emitted tokens that wait for a draft at most; some kilobytes each, where they have features
-PASSES = 64  # whose features wait as the target made them, for all rows of its batch
+PASSES = 64  # whose features a slot keeps as they are: each holds on to the features of its whole batch
 
 
 @dataclass
@@ -215,7 +215,7 @@ class SteppingDrafter(ABC):
                 if len(state.features) >= PASSES:
                     state.features = [NodeFeatures.of(_joined(state.features).clone())]
             if len(state.unseen) > KEPT:
-                self._bring_up(slot, CATCH_UP)
+                self._bring_up([slot], CATCH_UP)
             return
         run: list[int] = []
         if not self.rereads_accepted:
@@ -290,30 +290,36 @@ class SteppingDrafter(ABC):
         """Commits emitted tokens in passes of CATCH_UP nodes until the rest fits a drafting round."""
         most = max(GrowingTree.most_run(r, self.shape, self._draws_for(r)) for r in rows)
         room = min(CATCH_UP, MAX_SERIAL_NODES - most)
-        for slot in [r.slot for r in rows]:
-            self._bring_up(slot, room)
+        self._bring_up([r.slot for r in rows], room)
 
-    def _bring_up(self, slot: int, room: int) -> None:
-        """Commits a slot's emitted tokens until at most `room` are left."""
-        state = self._slots[slot]
-        if state.committed:
-            self._settle()  # they come first; every row of that round was decided, as this one went on since
-        if len(state.unseen) <= room:
-            return
-        while len(state.unseen) > room:
-            count = min(CATCH_UP, len(state.unseen) - 1)
-            _, round = self.run_emitted(self._emitted([slot], count))
-            self._cache.commit(round, None, torch.tensor([count], dtype=torch.int32))
-            del state.unseen[:count]
-            if state.features:
-                state.features = [NodeFeatures.of(_joined(state.features)[count:])]
-        # What is left is a view of all that was read.
-        state.features = [NodeFeatures.of(part.rows().clone()) for part in state.features]
+    def _bring_up(self, slots: Sequence[int], room: int) -> None:
+        """Commits emitted tokens of these slots, all in the same passes, until at most `room` of each are
+        left.
+        """
+        states = self._slots
+        if any(states[slot].committed for slot in slots):
+            self._settle()  # they come first; every row of that round was decided, as these went on since
+        long = [slot for slot in slots if len(states[slot].unseen) > room]
+        behind = long
+        while behind:
+            counts = [min(CATCH_UP, len(states[slot].unseen) - 1) for slot in behind]
+            _, round = self.run_emitted(self._emitted(behind, counts))
+            self._cache.commit(round, None, torch.tensor(counts, dtype=torch.int32))
+            for slot, count in zip(behind, counts, strict=True):
+                state = states[slot]
+                del state.unseen[:count]
+                if state.features:
+                    state.features = [NodeFeatures.of(_joined(state.features)[count:])]
+            behind = [slot for slot in behind if len(states[slot].unseen) > room]
+        for slot in long:  # a copy: what is left is a view, which would keep all that was read
+            states[slot].features = [NodeFeatures.of(part.rows().clone()) for part in states[slot].features]
 
-    def _emitted(self, slots: Sequence[int], most: int | None = None) -> EmittedTokens:
-        """The first `most` unseen tokens of these slots; all by default."""
+    def _emitted(self, slots: Sequence[int], counts: Sequence[int] | None = None) -> EmittedTokens:
+        """The first `counts` unseen tokens of these slots; all by default."""
         states = [self._slots[slot] for slot in slots]
-        rows = [s.unseen[:most] for s in states]
+        rows = [s.unseen for s in states]
+        if counts is not None:
+            rows = [row[:count] for row, count in zip(rows, counts, strict=True)]
         sizes = [len(row) for row in rows]
         width = max(sizes)
         features = None
@@ -354,7 +360,7 @@ class SteppingDrafter(ABC):
             children = self._children(logits, flat)
             found = zip(children.tokens, children.probabilities, children.rows, strict=True)
             for tree, asked in zip(trees, parents, strict=True):
-                chance = _as_said if tree.drawn else self.calibration[tree.request.sampling.greedy]
+                chance = as_said if tree.drawn else self.calibration[tree.request.sampling.greedy]
                 tree.next_level()
                 for parent in asked:
                     tokens, probabilities, row = next(found)
@@ -494,8 +500,3 @@ class SteppingDrafter(ABC):
 def _joined(parts: Sequence[NodeFeatures]) -> Tensor:
     """[n, F] of all parts, one below the other."""
     return NodeFeatures.of_all(parts).rows()
-
-
-def _as_said(probability: float, rank: int) -> float:
-    """Drafts that are drawn come about from their own rows alone, so that a seed repeats them."""
-    return probability

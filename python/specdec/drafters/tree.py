@@ -31,6 +31,13 @@ MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those in
 DRAWN_WIDTHS = (8, 8, 4, 4, 2, 2, *(1,) * 20)
 
 
+def as_said(probability: float, rank: int) -> float:
+    """The chance of a child where nothing is learned about it: its probability. Drafts that are drawn come
+    about from their own rows alone, so that a seed repeats them.
+    """
+    return probability
+
+
 def best_first_order(chances: Sequence[float]) -> list[int]:
     """Nodes by falling chance, of a tree in which parents come first and no child's chance is above its
     parent's: its first n are the best tree of n nodes. Equal chances stay in their order, so that a parent

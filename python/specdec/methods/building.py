@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from specdec.drafters.base import Drafter
     from specdec.methods import MethodOptions
-    from specdec.models.base import CausalLM, LayeredLM, SkippableLM, SkippingView
+    from specdec.models.base import CausalLM, SkippableLM, SkippingView
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
     from specdec.models.llama import LlamaForCausalLM
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
@@ -116,17 +116,17 @@ def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draft
     from specdec.drafters.plan import Plan
     from specdec.methods.hispec import shipped_adapters, tiered_drafter
 
-    layered = cast("LayeredLM", _want_layers(spec, target))
+    model = _want_layers(spec, target)
     plan = None if spec.model == ADAPTIVE_TIERS else Plan.parse(spec.model)
     try:
         return tiered_drafter(
-            layered,
+            model,
             plan,
             slots=options.slots,
             adaptive=options.adaptive,
             acceptance=options.acceptance,
             branching=spec.shape.branching,
-            adapters=shipped_adapters(cast("SkippableLM", target)),
+            adapters=shipped_adapters(model),
             int8=bool(spec.int8),
         )
     except ValueError as error:

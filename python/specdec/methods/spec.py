@@ -26,7 +26,7 @@ DRAFTERS: Mapping[str, str] = {
 DEFAULT_DRAFTER = "ngram"
 """Of targets that come without a drafter of their own."""
 
-DRAFT_EXIT = "priced"
+DRAFT_EXIT = "adaptive"
 """When drafts of the method self-speculative end, where nothing else is said."""
 
 ONLINE, NOTHING = "online", "none"

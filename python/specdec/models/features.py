@@ -62,7 +62,7 @@ class PassFeatures:
         return self._parts[0]
 
     def at(self, row: int, path: Sequence[int]) -> NodeFeatures:
-        """Of the nodes of a path, which ascends and begins at node 0, of one row of the batch."""
+        """Of the nodes of a path, which ascend, of one row of the batch."""
         return NodeFeatures([(self, row, path)])
 
 
@@ -83,7 +83,7 @@ class NodeFeatures:
 
     @classmethod
     def of_all(cls, parts: Sequence[NodeFeatures]) -> NodeFeatures:
-        """Those of all parts, one after the other."""
+        """Features of the nodes of all parts, one part after the other."""
         return cls([piece for part in parts for piece in part._pieces])
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ def _rows_at(rows: Tensor, path: Sequence[int]) -> Tensor:
     threads, which then spin on the cores that the next operators want.
     """
     first, last = path[0], path[-1]
-    if last - first == len(path) - 1:  # they ascend: no node is left out between them
+    if last - first == len(path) - 1:  # nodes ascend, so none is left out between these two
         return rows[first : last + 1]
     return torch.stack([rows[node] for node in path])
 

@@ -78,7 +78,7 @@ class Layered(ABC):
     _layers: Sequence[Block]
     _skips = SkipSet()
     _int8: Layered | None = None  # the model with int8 matrices, once a view asked for it
-    _bytes_saved = 1  # by int8 copies: a weight's bytes over those of its copy
+    _byte_ratio = 1  # of an int8 copy: bytes of a weight over those of its copy
     _reads: frozenset[int] | None = None  # layers whose memory a view reads; None: no view
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Layered(ABC):
         skipped = len(skips.mixers) * c.mixer_parameters + len(skips.mlps) * c.mlp_parameters
         columns = c.vocab_size if self.vocabulary is None else len(self.vocabulary)
         read = c.num_parameters - skipped - (c.vocab_size - columns) * c.hidden_size
-        return read // self._bytes_saved
+        return read // self._byte_ratio
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -174,7 +174,7 @@ class Layered(ABC):
             part = copy(self)
             part._layers = [layer.to_int8() for layer in self._layers]
             part._head = self._head.to_int8()
-            part._bytes_saved = self._head.dtype.itemsize
+            part._byte_ratio = self._head.dtype.itemsize
             self._int8 = part
         assert isinstance(self._int8, type(self))
         return self._int8

@@ -165,9 +165,9 @@ def advice_on(
     on_run: Callable[[str], None] = lambda name: None,
     should_stop: Stopped = lambda: False,
 ) -> list[Advice] | None:
-    """Measures self-speculative decoding with the chosen set: as it comes, by the paper's exit, and in every
-    round as the search had it; and the last of these with the best set of the similarity of hidden states,
-    where that is another.
+    """Measures self-speculative decoding with the chosen set: as it comes, by the exit of the paper; where
+    prices end drafts; in every round as the search had it; and the last of these with the best set of the
+    similarity of hidden states, where that is another.
 
     Returns:
         One for each, that of decoding as it comes first; None where it was stopped.
@@ -175,9 +175,9 @@ def advice_on(
     model = target.model
     view = target.view(chosen.skips)
     makers = {
-        "priced (the default)": loop_maker(model, view, None, max_draft=16, adaptive=True),
-        "adaptive": loop_maker(model, view, AdaptiveExit(), max_draft=12, adaptive=True),
-        f"{label_of(chosen.policy)}": always(target, chosen.skips, chosen.policy),
+        "adaptive (the default)": loop_maker(model, view, AdaptiveExit(), max_draft=12, adaptive=True),
+        "priced": loop_maker(model, view, None, max_draft=16, adaptive=True),
+        label_of(chosen.policy): always(target, chosen.skips, chosen.policy),
     }
     if warm_start.skips != chosen.skips:
         name = f"similarity: {label_of(warm_start.policy)}"

@@ -82,7 +82,7 @@ def plan(lab: Lab) -> list[Group]:
         Group(
             "Rounds draft where it pays",
             "Plain rounds where measured times and what became of earlier drafts say that a draft would not "
-            "pay. Priced, the default of `--draft-exit`, ends drafts by the same.",
+            "pay. Priced ends drafts by the same.",
             [
                 entry("priced", "priced", adaptive=True),
                 entry("adaptive, alpha 0.85, where it pays", "adaptive", adaptive=True),
@@ -147,7 +147,7 @@ def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
     number of such rounds; time that went into deciding against a draft counts as drafting too.
     """
     plain = row["plain_seconds_per_round"]
-    rounds, drafting, levels = (row[f"quick_{name}"] for name in ("rounds", "drafting_rounds", "levels"))
+    rounds, drafting, levels = (row[f"fastest_{name}"] for name in ("rounds", "drafting_rounds", "levels"))
     if drafting == 0 or drafting < FEW * rounds:
         return {"c": 0.0, "v": 0.0, "a": 0.0, "n": 0.0, "predicted_speedup": 1.0}
     other = row["round_seconds"] - row["draft_seconds"]

@@ -204,7 +204,7 @@ def _summary(
     runs = [run for unit in m.runs for run in unit]
     # What interrupts a run only makes it slower: of every unit the fastest turn says what rounds take.
     fastest, plain = ([min(unit, key=_seconds) for unit in which.runs] for which in (m, baseline))
-    quick = [run.statistics for run in fastest if run.statistics is not None]
+    of_fastest = [run.statistics for run in fastest if run.statistics is not None]
     told = [run.statistics for run in runs if run.statistics is not None]
     rounds, drafted = sum(r.rounds for r in runs), sum(r.drafted for r in runs)
     wrong = [
@@ -230,10 +230,10 @@ def _summary(
         "acceptance_rate": sum(r.accepted for r in runs) / drafted if drafted else 0.0,
         "drafted_at": _sums(s.drafted_at for s in told),
         "accepted_at": _sums(s.accepted_at for s in told),
-        "quick_rounds": sum(r.rounds for r in fastest),
-        "quick_levels": sum(s.levels for s in quick),
-        "quick_drafting_rounds": sum(s.drafting_rounds for s in quick),
-        "draft_seconds": sum(s.seconds.draft for s in quick),
+        "fastest_rounds": sum(r.rounds for r in fastest),
+        "fastest_levels": sum(s.levels for s in of_fastest),
+        "fastest_drafting_rounds": sum(s.drafting_rounds for s in of_fastest),
+        "draft_seconds": sum(s.seconds.draft for s in of_fastest),
         "round_seconds": sum(r.seconds for r in fastest),
         "verify_seconds_per_round": sum(s.seconds.verify for s in told) / rounds,
         "seconds_per_round": sum(r.seconds for r in runs) / rounds,
