@@ -191,6 +191,16 @@ def test_keys_and_values_are_written_once() -> None:
     assert (keys[2, :, :2] == 7.0).all()
 
 
+def test_keys_of_another_dtype_are_rounded_to_the_caches() -> None:
+    round = random_round([0], 3, seed=4, specs=(WIDE,), tree=False)
+    exact = DecodingCache((WIDE,), 1)
+    rounded = DecodingCache((WIDE,), 1, dtype=torch.bfloat16)
+    for cache in (exact, rounded):
+        cache.commit(round, None, int32([3]))
+    for found, want in zip(rounded.keys_values(0), exact.keys_values(0), strict=True):
+        assert torch.equal(found[0, :, :3], want[0, :, :3].bfloat16())
+
+
 def test_other_rows_settle_what_is_pending() -> None:
     cache, eager = DecodingCache(MIXED, SLOTS), DecodingCache(MIXED, SLOTS)
     round = random_round([2, 0], 5, 3)

@@ -96,7 +96,8 @@ class KVPool:
         self.reserve(max(part.at + part.size for part in accepted))
         pool = array_of(self.rows)  # [L, 2, S, HK, T, D]
         for layer, entry in given:
-            for which, new in enumerate((array_of(entry.k), array_of(entry.v))):  # [B, N, HK, D]
+            for which, made in enumerate((entry.k, entry.v)):  # [B, N, HK, D]
+                new = array_of(made.to(self.rows.dtype))
                 for part in accepted:
                     nodes = slice(part.nodes) if isinstance(part.nodes, int) else part.nodes
                     kept = new[part.row, nodes].swapaxes(0, 1)  # [HK, n, D]
