@@ -22,6 +22,7 @@ from specdec.tuning.advisor import Decoded, decode_in_turn
 PROMPTS = 4
 TOKENS, TURNS = 48, 2
 MOST = 16  # draft tokens a round
+DARK = 0.7  # of the range of colours from the middle on: black is not read there
 
 Tierable = GatedDeltaNetForCausalLM | LlamaForCausalLM
 
@@ -198,7 +199,8 @@ def draw(path: Path, found: Sequence[Found], title: str) -> None:
         image = axes.imshow(values, cmap="RdBu", norm=norm, aspect="auto")
         for y, row in enumerate(values):
             for x, value in enumerate(row):
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8)
+                color = "w" if abs(value - 1.0) > DARK * most else "k"
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
         axes.set_xticks(range(len(columns)), [str(n) for n in columns])
         axes.set_yticks(range(len(rows)), [str(n) for n in rows])
         axes.set_xlabel(across)

@@ -167,5 +167,5 @@ def draw(result: Result, figure: Any) -> None:
     axes.set_yticks(places, [row["name"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("kB of tensors alive at the most, without weights")
-    axes.legend(fontsize=7, frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, fontsize=7, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
