@@ -341,13 +341,13 @@ def test_loops_in_threads_share_costs_and_rates() -> None:
 
 
 def test_whole_drafts_are_verified_as_they_are() -> None:
-    """Prices then say only whether to draft."""
+    """No price is asked then: the clock alone says whether to draft (`rests`)."""
     costs = taught()
     cut, whole = DraftBudget(16, costs=costs), DraftBudget(16, costs=costs, whole=True)
     chances = [[0.6**n for n in range(1, 17)]]
     assert 0 < cut.choose(chances) < 16
     assert (whole.choose(chances), whole.for_loop(RoundCost()).choose(chances)) == (16, 16)
-    assert whole.prices(1).second > 0.0
+    assert cut.prices(1).second > 0.0 == whole.prices(1).second
     kept, rejected = (whole.for_sequence(range(1, 9), 0.3) for _ in range(2))
     for _ in range(200):
         kept.observe(8, 5)

@@ -158,8 +158,8 @@ class DraftBudget:
         max_draft: most draft tokens a sequence may get in one round.
         adaptive: False always grants `max_draft` (for studies of a fixed length).
         costs: what rounds cost; None: a loop takes what was learned about its model.
-        whole: verify what is proposed as it is, of a drafter that says itself where a draft ends. Prices then
-            say only whether to draft at all.
+        whole: verify what is proposed as it is, of a drafter that says itself where a draft ends. There
+            are no prices then: the clock alone says whether to draft (`rests`).
 
     Raises:
         ValueError: a number is no integer or out of its range.
@@ -215,7 +215,7 @@ class DraftBudget:
 
     def prices(self, rows: int) -> Prices:
         """What drafts must bring in a round of `rows` sequences."""
-        if not self.adaptive or self.max_draft == 0:
+        if not self.adaptive or self.whole or self.max_draft == 0:
             return FREE
         rate = self.rate(rows)
         drafts = max(1, round(self._rates.by_size.get(rows, Rate()).drafts))

@@ -14,6 +14,8 @@ from specdec import __version__
 from specdec.bench.machine import cpu_model, isa
 from specdec.models.checkpoint import embedded_drafters, embedded_models
 
+_LIBRARIES = Path(__file__).resolve().parent.parent / "_lib"
+
 
 def run() -> None:
     """Prints the table to stdout."""
@@ -29,12 +31,23 @@ def run() -> None:
 
 def _libraries() -> list[str]:
     found = []
-    for path in sorted((Path(__file__).resolve().parent.parent / "_lib").glob("*.so")):
+    for path in sorted(_LIBRARIES.glob("*.so")):
         what = "token trees and the n-gram index"
         if path.name.startswith("libspecdec_cpu"):
             what = f"CPU operators for {_builds()}"
+        elif path.name.startswith("libspecdec_cuda"):
+            what = "CUDA operators"
+        elif path.name.startswith("libspecdec_simt"):
+            what = "CUDA operators through the executor, for tests"
         found.append(f"{path.name}: {what}")
     return found or ["none built: run `make build`"]
+
+
+def _cuda() -> str:
+    """Whether CUDA operators are there, and used."""
+    if not any(_LIBRARIES.glob("libspecdec_cuda*.so")):
+        return "not built"
+    return "built" if torch.version.cuda else "built, not loaded: this torch has no CUDA"
 
 
 def _builds() -> str:
@@ -67,7 +80,7 @@ def _rows() -> list[tuple[str, str]]:
         ("instruction set", isa() or "not built"),
         ("threads", str(torch.get_num_threads())),
         *[("library", line) for line in _libraries()],
-        ("CUDA", "not built"),
+        ("CUDA", _cuda()),
         ("strategy table", _strategy_table()),
         ("embedded models", ", ".join(embedded_models()) or "none"),
         ("drafters for", ", ".join(embedded_drafters()) or "none"),

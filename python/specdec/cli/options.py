@@ -79,8 +79,8 @@ Skip = Annotated[
     Path | None,
     typer.Option(
         help="For self-speculative: the file that says which sub-layers drafts leave out; online, or "
-        "online:FILE: others that suit the text better, found while it is written. Default: the set that "
-        "comes with the model.",
+        "online:FILE: others that suit the text better, found while it is written; none: nothing is left "
+        "out, drafts are in int8. Default: the set that comes with the model.",
         show_default=False,
     ),
 ]
