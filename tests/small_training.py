@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -67,3 +73,32 @@ def llama(text: Path, out: Path, **changes: object) -> Path:
         {name: x.to(torch.float32) for name, x in llama_weights(config).items()}, out / "model.safetensors"
     )
     return out
+
+
+def interrupted(arguments: Sequence[str], saved: Path) -> str:
+    """Runs a module until the file `saved` shows that training is under way, presses Ctrl-C, and
+    returns what it printed. It ends well.
+
+    Args:
+        arguments: the module and its arguments.
+        saved: that the run writes with its first save.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not saved.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 0, output
+    assert "stopped at step" in output
+    return output

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from small_training import interrupted
 from specdec.models.checkpoint import expected_tensors, load_config, load_weights, save_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.reference import ReferenceGatedDeltaNet
@@ -299,27 +296,6 @@ def test_ctrl_c_saves(text_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     arguments = ["--text", text_folder, "--out", out, "--config", tmp_path / "config.json"]
     arguments += ["--tokens", "100000000", "--batch-size", "1", "--seq-len", "16"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specdec.training.pretrain", *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        # The first save, after 200 steps, shows that training is under way.
-        while (
-            not (out / "model.safetensors").exists()
-            and process.poll() is None
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    assert process.returncode == 0, output
-    assert "stopped at step" in output
+    # The first save, after 200 steps.
+    interrupted(["specdec.training.pretrain", *map(str, arguments)], out / "model.safetensors")
     assert Training.resume(out).step > 200

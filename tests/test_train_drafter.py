@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from small_training import gated_deltanet, small, write_text
+from small_training import gated_deltanet, interrupted, small, write_text
 from specdec.cache import Steps
 from specdec.cli.app import app
 from specdec.models.config import GatedDeltaNetConfig
@@ -30,7 +26,7 @@ from specdec.models.drafter_config import DrafterTarget, RecurrentDrafterConfig
 from specdec.models.features import Feature, FeatureTap
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
-from specdec.training import drafter_loop
+from specdec.training import drafter_loop, running
 from specdec.training.corpus import frequent_tokens, train_tokenizer, write_tokens
 from specdec.training.distillation import distillation_loss
 from specdec.training.drafter_loop import DrafterTraining
@@ -319,8 +315,8 @@ def test_a_save_that_is_cut_short_leaves_no_gap(
         done.append("one more")
         write(*arguments)
 
-    for name in ("write_tensors", "write_json", "save_drafter"):
-        monkeypatch.setattr(drafter_loop, name, partial(until, getattr(drafter_loop, name)))
+    for module, name in ((running, "write_tensors"), (running, "write_json"), (drafter_loop, "save_drafter")):
+        monkeypatch.setattr(module, name, partial(until, getattr(module, name)))
     with pytest.raises(KeyboardInterrupt):
         run.run(lambda: run.step == 5)
     monkeypatch.undo()
@@ -486,27 +482,12 @@ def test_bad_arguments_are_one_line_and_exit_2(
 
 def test_command_trains_stops_at_ctrl_c_and_goes_on(text: Path, target: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "specdec", "train-drafter", "--out", str(out)]
     arguments = ["--target", str(target), "--text", str(text), "--batch-size", "1", "--seq-len", "16"]
-    process = subprocess.Popen(
-        [*command, *arguments, "--tokens", "100000000", "--unroll", "1"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    # The first save, after 400 steps.
+    interrupted(
+        ["specdec", "train-drafter", "--out", str(out), *arguments, "--tokens", "100000000", "--unroll", "1"],
+        out / "losses.json",
     )
-    try:
-        deadline = time.monotonic() + 120
-        # The first save, after 400 steps, shows that training is under way.
-        while not (out / "losses.json").exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    assert process.returncode == 0, output
-    assert "stopped at step" in output
     run = DrafterTraining.resume(out)
     assert run.step >= 400
     again = CliRunner().invoke(app, ["train-drafter", "--out", str(out), *arguments])

@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,12 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from small_training import gated_deltanet, llama, write_text
+from small_training import gated_deltanet, interrupted, llama, write_text
 from specdec.cli.app import app
 from specdec.models import load_model
 from specdec.models.exit_adapter import ExitAdapters, ExitAdaptersConfig
 from specdec.models.features import Feature, FeatureTap
-from specdec.training import exit_loop
+from specdec.training import exit_loop, running
 from specdec.training.distillation import VocabularySample, distillation_loss
 from specdec.training.evaluation import exit_agreement
 from specdec.training.exit_loop import ExitTraining
@@ -302,8 +298,12 @@ def test_a_save_that_is_cut_short_leaves_no_gap(
         done.append("one more")
         write(*arguments)
 
-    for name in ("write_tensors", "write_json", "save_exit_adapters"):
-        monkeypatch.setattr(exit_loop, name, partial(until, getattr(exit_loop, name)))
+    for module, name in (
+        (running, "write_tensors"),
+        (running, "write_json"),
+        (exit_loop, "save_exit_adapters"),
+    ):
+        monkeypatch.setattr(module, name, partial(until, getattr(module, name)))
     with pytest.raises(KeyboardInterrupt):
         run.run(lambda: run.step == 3)
     monkeypatch.undo()
@@ -410,27 +410,10 @@ def test_command_trains_stops_at_ctrl_c_and_goes_on(
     text: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "specdec", "train-exits", "--out", str(out)]
     arguments = ["--model", str(models["llama"]), "--text", str(text), "--exits", "2", "--seq-len", "16"]
-    process = subprocess.Popen(
-        [*command, *arguments, "--batch-size", "1", "--tokens", "100000000"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        # The first save, after 400 steps, shows that training is under way.
-        while not (out / "losses.json").exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    assert process.returncode == 0, output
-    assert "stopped at step" in output
+    # The first save, after 400 steps.
+    command = ["specdec", "train-exits", "--out", str(out), *arguments]
+    interrupted([*command, "--batch-size", "1", "--tokens", "100000000"], out / "losses.json")
     assert ExitTraining.resume(out).step >= 400
     again = CliRunner().invoke(app, ["train-exits", "--out", str(out), *arguments])
     assert again.exit_code == 2

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from specdec._checks import check_boolean, check_integer, check_number
-from specdec.models.checkpoint import write_json, write_tensors
 from specdec.models.drafter_checkpoint import VOCABULARY, save_drafter
 from specdec.models.drafter_config import RecurrentDrafterConfig
 from specdec.models.features import Feature
@@ -26,7 +25,7 @@ from specdec.training.drafter_model import TrainableDrafter
 from specdec.training.evaluation import Acceptance, chain_matches, summarize
 from specdec.training.features import FeatureCache
 from specdec.training.optimization import Optimization
-from specdec.training.running import HISTORY_NAME, STATE_NAME, Run, saved_history, saved_state
+from specdec.training.running import Run, saved_history, saved_state
 from specdec.training.target import FrozenTarget
 
 CHAIN = 5  # positions of a chain on held-out text
@@ -218,11 +217,7 @@ class DrafterTraining(Run):
         outputs, targets = self._unroll(indices, len(weights), o.autocast)
         head = self._head.to(torch.bfloat16) if o.autocast else self._head
         total, _ = distillation_loss(outputs, targets, head, weights)
-        self._optimization.update(total, self.step)
-        loss = float(total.detach())
-        self.history.training.append((self.step, loss))
-        self.step += 1
-        return loss
+        return self._update(total, total)
 
     def _unroll(self, indices: Sequence[int], steps: int, autocast: bool) -> tuple[list[Tensor], Tensor]:
         """The drafter's outputs and the target's, for some windows."""
@@ -256,13 +251,6 @@ class DrafterTraining(Run):
 
     def save(self) -> None:
         """Write the history and the state to resume from, then the drafter (matrices in bfloat16)."""
-        metadata = {
-            "options": json.dumps(self.options.to_dict()),
-            "step": str(self.step),
-            **self._cache.note(),
-        }
         vocabulary = {} if self._vocabulary is None else {VOCABULARY: self._vocabulary.to(torch.int32)}
-        # The history first: `resume` drops what is newer than the state, but could not fill a gap.
-        write_json(self.out / HISTORY_NAME, asdict(self.history))
-        write_tensors(self.out / STATE_NAME, {**self._optimization.state(), **vocabulary}, metadata)
+        self._save_state(json.dumps(self.options.to_dict()), vocabulary, self._cache.note())
         save_drafter(self.out, self.options.config, {**self.model.state_dict(), **vocabulary})

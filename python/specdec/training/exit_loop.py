@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from specdec._checks import check_boolean, check_integer, check_number
-from specdec.models.checkpoint import write_json, write_tensors
 from specdec.models.exit_adapter import ExitAdaptersConfig, save_exit_adapters
 from specdec.models.features import Feature
 from specdec.training.corpus import TOKENS_NAME, TokenWindows, frequent_tokens
@@ -26,7 +25,7 @@ from specdec.training.evaluation import exit_agreement
 from specdec.training.exit_model import TrainableExitAdapters
 from specdec.training.features import FeatureCache
 from specdec.training.optimization import Optimization
-from specdec.training.running import HISTORY_NAME, STATE_NAME, Run, saved_history, saved_state
+from specdec.training.running import Run, saved_history, saved_state
 from specdec.training.target import FrozenModel, frozen_model
 
 _HELD_OUT_WINDOWS = 32
@@ -186,11 +185,7 @@ class ExitTraining(Run):
             head = head[tokens]
         weights = [1 / len(outputs)] * len(outputs)
         total, _ = distillation_loss(list(outputs.values()), targets, head, weights, later=False, bias=bias)
-        self._optimization.update(total, self.step)
-        loss = float(total.detach())
-        self.history.training.append((self.step, loss))
-        self.step += 1
-        return loss
+        return self._update(total, total)
 
     def _adapted(self, indices: Sequence[int], autocast: bool) -> tuple[dict[int, Tensor], Tensor]:
         """What the head reads at the exits and behind the last layer, `[B, T, D]`, for some windows."""
@@ -219,14 +214,7 @@ class ExitTraining(Run):
 
     def save(self) -> None:
         """Write the history and the state to resume from, then the adapters (matrices in bfloat16)."""
-        metadata = {
-            "options": json.dumps(self.options.to_dict()),
-            "step": str(self.step),
-            **self._cache.note(),
-        }
-        # The history first: `resume` drops what is newer than the state, but could not fill a gap.
-        write_json(self.out / HISTORY_NAME, asdict(self.history))
-        write_tensors(self.out / STATE_NAME, self._optimization.state(), metadata)
+        self._save_state(json.dumps(self.options.to_dict()), notes=self._cache.note())
         save_exit_adapters(
             self.out, replace(self.options.config, measured=self.measured()), self.model.state_dict()
         )

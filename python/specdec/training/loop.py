@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec._checks import check_integer, check_number
-from specdec.models.checkpoint import save_model, write_json, write_tensors
+from specdec.models.checkpoint import save_model
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.training.corpus import TOKENS_NAME, TokenWindows
 from specdec.training.model import TrainableGatedDeltaNet, dropout_rates
 from specdec.training.optimization import Optimization
-from specdec.training.running import HISTORY_NAME, STATE_NAME, Run, saved_history, saved_state
+from specdec.training.running import Run, saved_history, saved_state
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,7 @@ class Training(Run):
             (weights[depth] * loss for depth, loss in losses.items()), start=final.new_zeros(())
         )
         total = total / (1 + sum(weights.values()))
-        self._optimization.update(total, self.step)
-        loss = float(final.detach())
-        self.history.training.append((self.step, loss))
-        self.step += 1
-        return loss
+        return self._update(total, final)
 
     def _kept_layers(self) -> Tensor:
         """bool `[layers, batch]`: which sequences go through which layer at this step."""
@@ -170,10 +166,7 @@ class Training(Run):
 
     def save(self) -> None:
         """Write the history and the state to resume from, then the model itself (matrices in bfloat16)."""
-        metadata = {"options": self.options.to_json(), "step": str(self.step)}
-        # The history first: `resume` drops what is newer than the state, but could not fill a gap.
-        write_json(self.out / HISTORY_NAME, asdict(self.history))
-        write_tensors(self.out / STATE_NAME, self._optimization.state(), metadata)
+        self._save_state(self.options.to_json())
         save_model(self.out, self.options.config, self.model.state_dict(), dtype=torch.bfloat16)
 
 

@@ -8,17 +8,19 @@ import contextlib
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
+from torch import Tensor
 
-from specdec.models.checkpoint import open_weights
+from specdec.models.checkpoint import open_weights, write_json, write_tensors
 from specdec.models.config import read_json_object
+from specdec.training.optimization import Optimization
 
 STATE_NAME = "training.safetensors"
 HISTORY_NAME = "losses.json"
@@ -46,6 +48,10 @@ class RunHistory(Protocol):
     """What a run asks of its history."""
 
     @property
+    def training(self) -> list[tuple[int, float]]:
+        """Steps with their losses, oldest first."""
+
+    @property
     def held_out(self) -> Sequence[tuple[int, object]]:
         """Steps with the figures on held-out text, oldest first."""
 
@@ -54,14 +60,17 @@ class Run(ABC):
     """A training run that can be saved after any step.
 
     Attributes:
+        out: directory of the run.
         options: what defines the run.
         history: how it went so far.
         step: steps done so far.
     """
 
+    out: Path
     options: RunOptions
     history: RunHistory
     step: int
+    _optimization: Optimization
 
     @property
     def steps(self) -> int:
@@ -89,6 +98,33 @@ class Run(ABC):
     @abstractmethod
     def save(self) -> None:
         """Write what a resumed run needs, the history and the result so far."""
+
+    def _update(self, total: Tensor, shown: Tensor) -> float:
+        """Ends a step with the gradient of `total`; books and returns the loss `shown`."""
+        self._optimization.update(total, self.step)
+        loss = float(shown.detach())
+        self.history.training.append((self.step, loss))
+        self.step += 1
+        return loss
+
+    def _save_state(
+        self,
+        options: str,
+        tensors: Mapping[str, Tensor] = MappingProxyType({}),
+        notes: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Writes the history and the state to resume from.
+
+        Args:
+            options: the run's, as text.
+            tensors: beside those of the optimisation.
+            notes: metadata beside the options and the step.
+        """
+        metadata = {"options": options, "step": str(self.step), **notes}
+        # The history first: `resume` drops what is newer than the state, but could not fill a gap.
+        history = {"training": self.history.training, "held_out": self.history.held_out}
+        write_json(self.out / HISTORY_NAME, history)
+        write_tensors(self.out / STATE_NAME, {**self._optimization.state(), **tensors}, metadata)
 
     def run(
         self,
