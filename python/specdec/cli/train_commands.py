@@ -7,6 +7,7 @@ goes on with the options of the run.
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -37,6 +38,15 @@ Cache = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+def _start(command: ModuleType, out: Path, options: dict[str, object], resume: bool) -> None:
+    """Begins a run, or goes on with it, with the options that were given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if resume:
+        command.resume(out, given)
+    else:
+        command.run(out, given)
 
 
 def train_drafter(
@@ -76,7 +86,7 @@ def train_drafter(
     resume: Resume = False,
 ) -> None:
     """Train a drafter on what a target computes on a text. Ctrl-C saves and ends; --resume goes on."""
-    options = {
+    options: dict[str, object] = {
         "target": target,
         "text": text,
         "features": features,
@@ -90,13 +100,9 @@ def train_drafter(
         "seed": seed,
         "cache": cache,
     }
-    given = {name: value for name, value in options.items() if value is not None}
     from specdec.cli import train_drafter as command
 
-    if resume:
-        command.resume(out, given)
-    else:
-        command.run(out, given)
+    _start(command, out, options, resume)
 
 
 def train_exits(
@@ -133,7 +139,7 @@ def train_exits(
     resume: Resume = False,
 ) -> None:
     """Train adapters behind early exits of a frozen model. Ctrl-C saves and ends; --resume goes on."""
-    options = {
+    options: dict[str, object] = {
         "model": model,
         "text": text,
         "exits": exits,
@@ -147,10 +153,6 @@ def train_exits(
         "seed": seed,
         "cache": cache,
     }
-    given = {name: value for name, value in options.items() if value is not None}
     from specdec.cli import train_exits as command
 
-    if resume:
-        command.resume(out, given)
-    else:
-        command.run(out, given)
+    _start(command, out, options, resume)

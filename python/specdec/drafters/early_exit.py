@@ -166,6 +166,11 @@ class EarlyExitDrafter:
         """The target's memory, which the loop must have."""
         return self._cache
 
+    @property
+    def ends_drafts(self) -> bool:
+        """Its plan says where a draft ends, so that prices do not."""
+        return True
+
     # --- what the loop asks ---
 
     def levels(self, max_nodes: int) -> Sequence[int]:

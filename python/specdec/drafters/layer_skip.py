@@ -88,6 +88,11 @@ class LayerSkipDrafter(ModelDrafter):
         """The target's memory, which the loop must have."""
         return self._cache
 
+    @property
+    def ends_drafts(self) -> bool:
+        """Whether it says itself where a draft ends, so that prices do not."""
+        return self.exit is not None
+
     def threshold(self, slot: int) -> float:
         """Below a token whose confidence is less, this sequence drafts nothing more; 0 without an exit."""
         return self._thresholds[slot].value if slot in self._thresholds else 0.0

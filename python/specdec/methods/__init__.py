@@ -106,7 +106,7 @@ def _specla(model: CausalLM, drafter: Drafter | None, options: MethodOptions) ->
 
 def _self_speculative(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
     from specdec.drafters.layer_skip import LayerSkipDrafter
-    from specdec.methods.self_speculative import loop_of
+    from specdec.methods.own_memory import loop_of
 
     if not isinstance(drafter, LayerSkipDrafter):
         raise ValueError(
@@ -125,7 +125,7 @@ def _self_speculative(model: CausalLM, drafter: Drafter | None, options: MethodO
 
 def _hispec(model: CausalLM, drafter: Drafter | None, options: MethodOptions) -> Loop:
     from specdec.drafters.hierarchical import HierarchicalDrafter
-    from specdec.methods.hispec import loop_of
+    from specdec.methods.own_memory import loop_of
 
     if not isinstance(drafter, HierarchicalDrafter):
         raise ValueError(

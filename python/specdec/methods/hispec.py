@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from specdec._rules import RULES
-from specdec.budget import DraftBudget
 from specdec.drafters.adaptive import AdaptivePlanner, likely_plans
 from specdec.drafters.hierarchical import HierarchicalDrafter
 from specdec.drafters.plan import Plan
 from specdec.loop import Loop
-from specdec.models.base import CausalLM, LayeredLM, SkippableLM
+from specdec.methods.own_memory import loop_of
+from specdec.models.base import LayeredLM, SkippableLM
 from specdec.models.exit_adapter import ExitAdapters, shipped_exit_adapters
 
 
@@ -119,31 +119,4 @@ def tiered_drafter(
         draw=draw,
         replacement=RULES[rule].independent,
         acceptance=rule,
-    )
-
-
-def loop_of(
-    model: CausalLM,
-    drafter: HierarchicalDrafter,
-    *,
-    commit: Literal["deferred", "eager"] = "deferred",
-    max_draft: int = 16,
-    adaptive: bool = True,
-    acceptance: str = "auto",
-) -> Loop:
-    """The loop with a drafter that was made for it; arguments as of `hispec`.
-
-    Args:
-        model: the target, whose cache `drafter` has.
-        drafter: a drafter that no other loop has.
-    """
-    cache = drafter.cache
-    return Loop(
-        model,
-        drafter,
-        slots=cache.slots,
-        commit=commit,
-        budget=DraftBudget(max_draft, adaptive=adaptive, whole=True),
-        acceptance=acceptance,
-        cache=cache,
     )

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from specdec._rules import RULES
-from specdec.budget import DraftBudget
 from specdec.drafters.draft_exit import DraftExit
 from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.shape import TreeShape
 from specdec.loop import Loop
-from specdec.models.base import CausalLM, SkippableLM
+from specdec.methods.own_memory import loop_of
+from specdec.models.base import SkippableLM
 from specdec.models.skipping import SkipSet
 
 
@@ -68,32 +68,4 @@ def self_speculative(
     )
     return loop_of(
         model, drafter, commit=commit, max_draft=max_draft, adaptive=adaptive, acceptance=acceptance
-    )
-
-
-def loop_of(
-    model: CausalLM,
-    drafter: LayerSkipDrafter,
-    *,
-    commit: Literal["deferred", "eager"] = "deferred",
-    max_draft: int = 12,
-    adaptive: bool = True,
-    acceptance: str = "auto",
-) -> Loop:
-    """The loop with a drafter that was made for it; arguments as of `self_speculative`.
-
-    Args:
-        model: the target, whose cache `drafter` has.
-        drafter: a drafter that no other loop has.
-    """
-    budget = DraftBudget(max_draft, adaptive=adaptive, whole=drafter.exit is not None)
-    cache = drafter.cache
-    return Loop(
-        model,
-        drafter,
-        slots=cache.slots,
-        commit=commit,
-        budget=budget,
-        acceptance=acceptance,
-        cache=cache,
     )

@@ -14,7 +14,7 @@ from specdec.drafters.draft_exit import AdaptiveExit, DraftExit, StaticThreshold
 from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.loop import Loop
 from specdec.methods.autoregressive import autoregressive
-from specdec.methods.self_speculative import loop_of
+from specdec.methods.own_memory import loop_of
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import SkippableLM, SkippingView
 from specdec.models.checkpoint import resolve_model, weights_sha256, write_json
