@@ -45,18 +45,20 @@ class Alive:
     def __init__(self) -> None:
         self.most = 0
         gc.collect()  # what dies later would hide what comes to lie at its place
-        self._known = {t.untyped_storage().data_ptr() for t in _tensors()}
+        self._known = {storage.data_ptr() for storage in _storages()}
 
     def look(self) -> None:
         """Counts them now."""
-        storages = (t.untyped_storage() for t in _tensors())
-        sizes = {s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in self._known}
+        sizes = {s.data_ptr(): s.nbytes() for s in _storages() if s.data_ptr() not in self._known}
         self.most = max(self.most, sum(sizes.values()))
 
 
-def _tensors() -> Iterator[torch.Tensor]:
-    # isinstance would ask objects that answer with imports.
-    return (o for o in gc.get_objects() if type(o) is torch.Tensor)
+def _storages() -> Iterator[torch.UntypedStorage]:
+    for thing in gc.get_objects():
+        # isinstance would ask objects that answer with imports. A tensor that is not strided (a sparse one
+        # of the program around us) has no storage: it holds strided ones, which are no objects of Python.
+        if type(thing) is torch.Tensor and thing.layout is torch.strided:
+            yield thing.untyped_storage()
 
 
 @contextmanager
