@@ -126,7 +126,7 @@ def test_the_drafter_never_runs_more_nodes_than_was_reserved(seed: int, nodes: i
     for shape in (TreeShape.pruned(4, 20.0), TreeShape((1,)), TreeShape((3, 2))):
         request = DraftRequest(0, nodes, depth)
         tree = grown(Toy(seed), request, shape)
-        assert tree.run - 1 <= GrowingTree.most_run(request, shape, False)  # node 0 is not counted there
+        assert tree.run - 1 <= tree.most_run  # node 0 is not counted there
 
 
 def test_what_was_drawn_stays() -> None:

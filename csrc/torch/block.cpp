@@ -37,10 +37,14 @@ BlockOutputs finish(const Tensor& x, const BlockWeights& w, double eps, const Pr
   const int64_t D = x.size(2);
   const Tensor heads = torch::stable::view(o, {o.size(0), o.size(1), o.size(2) * o.size(3)});
   const Tensor mixer = rms_norm_linear(heads, w.head_norm(), eps, w.out(), {}, D, from.gate, x);
-  if (!w.has_mlp()) return {mixer, o, from.mixed, k, u, g};
-  const Tensor wide =
-      rms_norm_linear(mixer, w.mlp_norm(), eps, w.gate_up(), {}, 2 * packed_inputs(w.down()), {}, {});
-  return {swiglu_linear(wide, w.down(), {}, D, mixer), o, from.mixed, k, u, g};
+  return {w.has_mlp() ? block_mlp(mixer, w, eps) : mixer, o, from.mixed, k, u, g};
+}
+
+BlockWeights with_mixer(const std::vector<Tensor>& list) {
+  const BlockWeights weights(list.data(), static_cast<int64_t>(list.size()));
+  STD_TORCH_CHECK(weights.has_mixer(), "weights: got ", list.size(),
+                  " tensors, want 10, or 7 without an MLP");
+  return weights;
 }
 
 BlockOutputs verify_block_op(Tensor x, std::vector<Tensor> weights, OptionalTensor conv_bias, bool gated,
@@ -50,40 +54,54 @@ BlockOutputs verify_block_op(Tensor x, std::vector<Tensor> weights, OptionalTens
                              OptionalTensor prefix_parents, OptionalTensor prefix_mixed,
                              std::optional<double> scale, int64_t strategy) {
   return verify_block(x,
-                      {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents, lengths,
-                       scale, strategy},
+                      {with_mixer(weights), conv_bias, gated, eps, neg_eigval, conv_state, state, slots,
+                       parents, lengths, scale, strategy},
                       {prefix_k, prefix_u, prefix_g, prefix_parents, prefix_mixed});
 }
 
-BlockOutputs verify_block_deferred(Tensor x, std::vector<Tensor> weights, OptionalTensor conv_bias,
-                                   bool gated, double eps, bool neg_eigval, Tensor conv_state, Tensor state,
-                                   OptionalTensor slots, OptionalTensor parents, OptionalTensor lengths,
-                                   Tensor pending_k, Tensor pending_u, OptionalTensor pending_g,
-                                   OptionalTensor pending_path, OptionalTensor pending_path_lengths,
-                                   Tensor pending_mixed, std::optional<double> scale, int64_t strategy) {
-  const BlockWeights w(weights);
-  const Projected from(x, w,
-                       {weights, conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents,
-                        lengths, scale, strategy});
-  const Named residual[] = {{"x", x}};  // read again when the state has been written
-  check_apart(Operands{{{"state", state}, {"conv_state", conv_state}}, Access::kWrite, residual});
-  return finish(x, w, eps, from,
-                verify_layer_deferred(from.mixed, from.a, from.b, w.conv(), conv_bias, w.A_log(), w.dt_bias(),
-                                      neg_eigval, conv_state, state, slots, parents, lengths, pending_k,
-                                      pending_u, pending_g, pending_path, pending_path_lengths, pending_mixed,
-                                      {}, eps, {}, scale, strategy));
+BlockOutputs verify_block_deferred_op(Tensor x, std::vector<Tensor> weights, OptionalTensor conv_bias,
+                                      bool gated, double eps, bool neg_eigval, Tensor conv_state,
+                                      Tensor state, OptionalTensor slots, OptionalTensor parents,
+                                      OptionalTensor lengths, Tensor pending_k, Tensor pending_u,
+                                      OptionalTensor pending_g, OptionalTensor pending_path,
+                                      OptionalTensor pending_path_lengths, Tensor pending_mixed,
+                                      std::optional<double> scale, int64_t strategy) {
+  return verify_block_deferred(
+      x,
+      {with_mixer(weights), conv_bias, gated, eps, neg_eigval, conv_state, state, slots, parents, lengths,
+       scale, strategy},
+      {pending_k, pending_u, pending_g, pending_path, pending_path_lengths, pending_mixed});
 }
 
 }  // namespace
 
 BlockOutputs verify_block(const Tensor& x, const BlockArgs& args, const BlockPrefix& prefix) {
-  const BlockWeights w(args.weights);
+  const BlockWeights& w = args.weights;
   const Projected from(x, w, args);
   return finish(x, w, args.eps, from,
                 verify_layer(from.mixed, from.a, from.b, w.conv(), args.conv_bias, w.A_log(), w.dt_bias(),
                              args.neg_eigval, args.conv_state, args.state, args.slots, args.parents,
                              args.lengths, prefix.k, prefix.u, prefix.g, prefix.parents, prefix.mixed, {},
                              args.eps, {}, args.scale, args.strategy));
+}
+
+BlockOutputs verify_block_deferred(const Tensor& x, const BlockArgs& args, const BlockPending& pending) {
+  const BlockWeights& w = args.weights;
+  const Projected from(x, w, args);
+  const Named residual[] = {{"x", x}};  // read again when the state has been written
+  check_apart(Operands{{{"state", args.state}, {"conv_state", args.conv_state}}, Access::kWrite, residual});
+  return finish(
+      x, w, args.eps, from,
+      verify_layer_deferred(from.mixed, from.a, from.b, w.conv(), args.conv_bias, w.A_log(), w.dt_bias(),
+                            args.neg_eigval, args.conv_state, args.state, args.slots, args.parents,
+                            args.lengths, pending.k, pending.u, pending.g, pending.path, pending.path_lengths,
+                            pending.mixed, {}, args.eps, {}, args.scale, args.strategy));
+}
+
+Tensor block_mlp(const Tensor& x, const BlockWeights& w, double eps) {
+  const Tensor wide =
+      rms_norm_linear(x, w.mlp_norm(), eps, w.gate_up(), {}, 2 * packed_inputs(w.down()), {}, {});
+  return swiglu_linear(wide, w.down(), {}, x.size(2), x);
 }
 
 }  // namespace specdec::binding
@@ -104,5 +122,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("verify_block", TORCH_BOX(&specdec::binding::verify_block_op));
-  m.impl("verify_block_deferred", TORCH_BOX(&specdec::binding::verify_block_deferred));
+  m.impl("verify_block_deferred", TORCH_BOX(&specdec::binding::verify_block_deferred_op));
 }

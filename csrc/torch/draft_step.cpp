@@ -1,9 +1,8 @@
-// Bindings of a step of a recurrent drafter: draft_step, likeliest.
+// Binding of a step of blocks that draft: draft_step.
 #include "draft_step.h"
 
 #include <cstring>
 
-#include "../cpu/ops.h"
 #include "dense.h"
 
 namespace specdec::binding {
@@ -115,47 +114,38 @@ Tensor valid_rows(const Nodes& nodes, const Tensor& h) {
   return h.scalar_type() == ScalarType::Float ? rows : torch::stable::to(rows, ScalarType::Float);
 }
 
-DraftStep draft_step_op(Tensor tokens, OptionalTensor parents, OptionalTensor lengths, Tensor outputs,
-                        Tensor table, OptionalTensor own_norm, OptionalTensor own_weight,
-                        std::vector<Tensor> weights, OptionalTensor conv_bias, bool gated, double eps,
-                        bool neg_eigval, Tensor conv_state, Tensor state, OptionalTensor slots,
-                        OptionalTensor prefix_k, OptionalTensor prefix_u, OptionalTensor prefix_g,
-                        OptionalTensor prefix_parents, OptionalTensor prefix_mixed, Tensor norm, Tensor head,
-                        int64_t vocab, std::optional<double> scale, int64_t strategy) {
-  return draft_step(tokens, parents, lengths, outputs,
-                    {table, own_norm, own_weight, weights, conv_bias, gated, eps, neg_eigval, conv_state,
-                     state, slots, norm, head, vocab, scale},
-                    {prefix_k, prefix_u, prefix_g, prefix_parents, prefix_mixed}, strategy);
+// What the exit's adapter makes of h [B, N, D].
+Tensor adapted(const Tensor& h, const DrafterArgs& drafter) {
+  const std::vector<Tensor>& adapter = drafter.adapter;
+  if (adapter.empty()) return h;
+  STD_TORCH_CHECK(adapter.size() == 3, "adapter: got ", adapter.size(), " tensors, want 3 or none");
+  check_shape(adapter[0], "adapter (norm)", {h.size(2)}, "[D]");
+  const Tensor wide = rms_norm_linear(h, adapter[0], drafter.adapter_eps, adapter[1], {},
+                                      2 * packed_inputs(adapter[2]), {}, {});
+  return swiglu_linear(wide, adapter[2], {}, h.size(2), h);
 }
 
-std::tuple<Tensor, Tensor> likeliest(Tensor logits, int64_t count, OptionalTensor inverse_temperatures) {
-  check_dtype(logits, "logits", ScalarType::Float);
-  check_shape(logits, "logits", {-1, -1}, "[R, V]");
-  check_contiguous(logits, "logits");
-  LikeliestParams p;
-  p.R = logits.size(0);
-  p.V = logits.size(1);
-  p.K = count;
-  STD_TORCH_CHECK(1 <= count && count <= kMostLikeliest, "count: got ", count, ", want 1 to ",
-                  kMostLikeliest);
-  p.logits = present<float>(logits);
-  if (inverse_temperatures.has_value()) {
-    p.scale = float_vector(*inverse_temperatures, "inverse_temperatures", p.R, "[R]");
-  }
-  const Tensor tokens = new_contiguous(Device{}, {p.R, count}, aoti_torch_dtype_int64());
-  const Tensor probs = new_contiguous(Device{}, {p.R, count}, aoti_torch_dtype_float32());
-  p.tokens = static_cast<int64_t*>(tokens.mutable_data_ptr());
-  p.probs = static_cast<float*>(probs.mutable_data_ptr());
-  check_status(cpu::likeliest(p), "likeliest");
-  return {tokens, probs};
+std::tuple<Tensor, Tensor, std::vector<Tensor>> draft_step_op(
+    Tensor tokens, OptionalTensor parents, OptionalTensor lengths, Tensor outputs, std::vector<Tensor> prefix,
+    OptionalTensor prefix_parents, Tensor table, OptionalTensor own_norm, OptionalTensor own_weight,
+    std::vector<Tensor> weights, std::vector<int64_t> parts, std::vector<Tensor> conv_biases, bool gated,
+    double eps, bool neg_eigval, std::vector<Tensor> conv_states, std::vector<Tensor> states,
+    OptionalTensor slots, std::optional<double> scale, std::vector<Tensor> adapter, double adapter_eps,
+    Tensor norm, Tensor head, int64_t vocab, int64_t strategy) {
+  const StackArgs stack{weights,    parts,       conv_biases, gated, eps,
+                        neg_eigval, conv_states, states,      slots, scale};
+  DraftStep step = draft_step(tokens, parents, lengths,
+                              {table, own_norm, own_weight, stack, adapter, adapter_eps, norm, head, vocab},
+                              {outputs, prefix, prefix_parents}, strategy);
+  return {step.logits, step.outputs, std::move(step.entries)};
 }
 
 }  // namespace
 
 DraftStep draft_step(const Tensor& tokens, const OptionalTensor& parents, const OptionalTensor& lengths,
-                     const Tensor& outputs, const DrafterArgs& drafter, const BlockPrefix& prefix,
-                     int64_t strategy) {
-  const Tensor& table = drafter.table;
+                     const DrafterArgs& drafter, const Continued& earlier, int64_t strategy) {
+  const Tensor &table = drafter.table, &outputs = earlier.outputs;
+  const double eps = drafter.stack.eps;
   check_shape(table, "table", {-1, -1}, "[V, D]");
   check_contiguous(table, "table");
   const Nodes nodes = nodes_of(tokens, parents, lengths, outputs, table.size(0));
@@ -167,45 +157,41 @@ DraftStep draft_step(const Tensor& tokens, const OptionalTensor& parents, const 
   // Of another size the operators would take them for the norms of heads.
   if (drafter.own_norm.has_value()) check_shape(*drafter.own_norm, "own[0]", {D}, "[D]");
   check_shape(drafter.norm, "norm", {D}, "[D]");
-  for (const auto* part : {&prefix.k, &prefix.u, &prefix.g, &prefix.mixed}) {
-    STD_TORCH_CHECK(part->has_value(), "prefix: got None, want the nodes that a step continues");
+  STD_TORCH_CHECK(!drafter.stack.parts.empty(), "weights: got no blocks, want at least one");
+  const size_t wanted = kEntryParts * drafter.stack.states.size();
+  STD_TORCH_CHECK(earlier.prefix.size() == wanted, "prefix: got ", earlier.prefix.size(), " tensors, want ",
+                  wanted, ", k, u, g and the raw projections of each mixer");
+  for (size_t i = 0; i < wanted; i += kEntryParts) {
+    check_shape(earlier.prefix[i], "prefix.factors.k", {nodes.B, nodes.earlier, -1, -1}, "[B, NP, HK, DK]");
   }
-  check_shape(*prefix.k, "prefix.factors.k", {nodes.B, nodes.earlier, -1, -1}, "[B, NP, HK, DK]");
   Tensor x = gather(nodes, table, D, [&](int64_t b, int64_t n) { return nodes.tokens[b * nodes.N + n]; });
   if (drafter.own_weight.has_value()) {
     const Tensor above = gather(nodes, outputs, D,
                                 [&](int64_t b, int64_t n) { return b * nodes.earlier + nodes.parent(b, n); });
-    x = rms_norm_linear(above, *drafter.own_norm, drafter.eps, *drafter.own_weight, {}, D, {}, x);
+    x = rms_norm_linear(above, *drafter.own_norm, eps, *drafter.own_weight, {}, D, {}, x);
   }
-  const auto [h, o, mixed, k, u, g] = verify_block(
-      x,
-      {drafter.weights, drafter.conv_bias, drafter.gated, drafter.eps, drafter.neg_eigval, drafter.conv_state,
-       drafter.state, drafter.slots, parents, lengths, drafter.scale, strategy},
-      prefix);
-  const Tensor logits = rms_norm_linear(valid_rows(nodes, h), drafter.norm, drafter.eps, drafter.head, {},
-                                        drafter.vocab, {}, {});
-  return {logits,
-          append(outputs, h),
-          append(*prefix.mixed, mixed),
-          append(*prefix.k, k),
-          append(*prefix.u, u),
-          append(*prefix.g, g)};
+  StackOutputs made =
+      verify_stack(x, drafter.stack, {parents, lengths, strategy}, earlier.prefix, earlier.parents);
+  const Tensor& h = made.hidden.back();
+  DraftStep step;
+  step.logits = rms_norm_linear(valid_rows(nodes, adapted(h, drafter)), drafter.norm, eps, drafter.head, {},
+                                drafter.vocab, {}, {});
+  step.outputs = append(outputs, h);
+  for (size_t i = 0; i < wanted; ++i) step.entries.push_back(append(earlier.prefix[i], made.entries[i]));
+  return step;
 }
 
 }  // namespace specdec::binding
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
-      "draft_step(Tensor tokens, Tensor? parents, Tensor? lengths, Tensor outputs, Tensor table, "
-      "Tensor? own_norm, Tensor? own_weight, Tensor[] weights, Tensor? conv_bias, bool gated, float eps, "
-      "bool neg_eigval, Tensor conv_state, Tensor state, Tensor? slots, Tensor? prefix_k, Tensor? prefix_u, "
-      "Tensor? prefix_g, Tensor? prefix_parents, Tensor? prefix_mixed, Tensor norm, Tensor head, int vocab, "
-      "float? scale, int strategy) -> (Tensor logits, Tensor outputs, Tensor mixed, Tensor k, Tensor u, "
-      "Tensor g)");
-  m.def("likeliest(Tensor logits, int count, Tensor? inverse_temperatures) -> (Tensor, Tensor)");
+      "draft_step(Tensor tokens, Tensor? parents, Tensor? lengths, Tensor outputs, Tensor[] prefix, "
+      "Tensor? prefix_parents, Tensor table, Tensor? own_norm, Tensor? own_weight, Tensor[] weights, "
+      "int[] parts, Tensor[] conv_biases, bool gated, float eps, bool neg_eigval, Tensor[] conv_states, "
+      "Tensor[] states, Tensor? slots, float? scale, Tensor[] adapter, float adapter_eps, Tensor norm, "
+      "Tensor head, int vocab, int strategy) -> (Tensor logits, Tensor outputs, Tensor[] entries)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("draft_step", TORCH_BOX(&specdec::binding::draft_step_op));
-  m.impl("likeliest", TORCH_BOX(&specdec::binding::likeliest));
 }

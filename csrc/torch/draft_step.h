@@ -1,33 +1,38 @@
-// One level of drafts through a recurrent drafter, as other bindings of this library call it.
+// One level of drafts through blocks that draft, as other bindings of this library call it.
 #pragma once
 
-#include "block.h"
+#include "stack.h"
 
 namespace specdec::binding {
 
-// A one-block drafter and where its sequences stand.
+// What drafts, and where its sequences stand.
 struct DrafterArgs {
-  const Tensor& table;                          // [V, D]: what a token adds to the block's input
+  const Tensor& table;                          // [V, D]: what a token adds to the first block's input
   const OptionalTensor &own_norm, &own_weight;  // [D], [D, D] packed, of the parent's output; both or none
-  const std::vector<Tensor>& weights;           // see BlockWeights
-  const OptionalTensor& conv_bias;
-  bool gated;
-  double eps;
-  bool neg_eigval;
-  const Tensor &conv_state, &state;
-  const OptionalTensor& slots;
+  const StackArgs& stack;
+  const std::vector<Tensor>&
+      adapter;  // norm [D], gate and up [2 F, D], down [D, F] between blocks and norm, or none
+  double adapter_eps;
   const Tensor &norm, &head;  // [D], [V', D] packed
   int64_t vocab;              // V'
-  std::optional<double> scale;
 };
 
-// Logits [R, V'] of the new nodes; then, of the prefix's nodes and the new ones, outputs [B, NP + N, D], raw
-// projections [B, NP + N, C] and factors k, u, g.
-using DraftStep = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+// The nodes that are run already.
+struct Continued {
+  const Tensor& outputs;              // [B, NP, D] of the last block
+  const std::vector<Tensor>& prefix;  // entries of each mixer
+  const OptionalTensor& parents;      // [B, NP]
+};
 
-// tokens and parents [B, N], lengths [B], outputs [B, NP, D]; the parents are nodes of the prefix.
+struct DraftStep {
+  Tensor logits;  // [R, V'] of the new nodes
+  // Of the nodes that were run already and the new ones:
+  Tensor outputs;               // [B, NP + N, D]
+  std::vector<Tensor> entries;  // of each mixer
+};
+
+// tokens and parents [B, N], lengths [B]; the parents are nodes that were run already.
 DraftStep draft_step(const Tensor& tokens, const OptionalTensor& parents, const OptionalTensor& lengths,
-                     const Tensor& outputs, const DrafterArgs& drafter, const BlockPrefix& prefix,
-                     int64_t strategy);
+                     const DrafterArgs& drafter, const Continued& earlier, int64_t strategy);
 
 }  // namespace specdec::binding

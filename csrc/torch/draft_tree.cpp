@@ -1,6 +1,7 @@
-// Binding of a whole deterministic draft: draft_tree. No more than the levels is here; their choices are
-// draft_growth.h's.
-#include "../cpu/ops.h"
+// Binding of a whole draft: draft_tree. No more than the levels is here; their choices are draft_growth.h's.
+#include <cstring>
+
+#include "draft_children.h"
 #include "draft_step.h"
 #include "specdec/draft_growth.h"
 
@@ -9,40 +10,12 @@ namespace specdec::binding {
 namespace {
 
 constexpr int64_t kRankCount = 3;  // RANKS of drafters/calibration.py
-
-// The children of each row of logits [R, V'] and their probabilities, `count` a row.
-struct Children {
-  std::vector<int64_t> tokens;
-  std::vector<float> probs;
-};
-
-Children children_of(const Tensor& logits, int64_t count, const std::vector<float>& scales,
-                     const int64_t* vocabulary, int64_t tokens) {
-  const int64_t R = logits.size(0);
-  Children found{std::vector<int64_t>(R * count), std::vector<float>(R * count)};
-  LikeliestParams p;
-  p.R = R;
-  p.V = logits.size(1);
-  p.K = count;
-  p.logits = present<float>(logits);
-  p.scale = scales.empty() ? nullptr : scales.data();
-  p.tokens = found.tokens.data();
-  p.probs = found.probs.data();
-  check_status(cpu::likeliest(p), "draft_tree");
-  if (vocabulary != nullptr) {
-    for (int64_t& token : found.tokens) {
-      if (token < 0) continue;
-      token = vocabulary[token];
-      STD_TORCH_CHECK(0 <= token && token < tokens, "vocabulary: got token ", token, ", want 0 to ",
-                      tokens - 1);
-    }
-  }
-  return found;
-}
+constexpr int64_t kPlanes = 5;     // integers of a node that are handed out
 
 // The nodes that were run so far: what a level continues.
 struct Run {
-  Tensor outputs, mixed, k, u, g;
+  Tensor outputs;
+  std::vector<Tensor> entries;
   std::vector<int32_t> parents;  // [B, nodes]; empty for chains
   int64_t B, nodes;
 
@@ -104,13 +77,54 @@ Tensor run_level(std::vector<GrowingTree>& trees, const DrafterArgs& drafter, Ru
     length_tensor = new_contiguous(Device{}, {B}, aoti_torch_dtype_int32());
     std::copy(lengths.begin(), lengths.end(), static_cast<int32_t*>(length_tensor->mutable_data_ptr()));
   }
-  const OptionalTensor k = run.k, u = run.u, g = run.g, mixed = run.mixed;
-  Tensor logits;
-  std::tie(logits, run.outputs, run.mixed, run.k, run.u, run.g) = draft_step(
-      tokens, parent_tensor, length_tensor, run.outputs, drafter, {k, u, g, earlier, mixed}, strategy);
+  DraftStep step = draft_step(tokens, parent_tensor, length_tensor, drafter,
+                              {run.outputs, run.entries, earlier}, strategy);
+  run.outputs = step.outputs;
+  run.entries = std::move(step.entries);
   if (!chain) run.append(parents.data(), N);
   run.nodes += N;
-  return logits;
+  return step.logits;
+}
+
+// Of logits [B, V'] those of the trees that want children.
+Tensor wanted_rows(const std::vector<GrowingTree>& trees, const Tensor& logits) {
+  int64_t count = 0;
+  for (const GrowingTree& tree : trees) count += static_cast<int64_t>(tree.wanted().size());
+  if (count == static_cast<int64_t>(trees.size())) return logits;
+  const int64_t V = logits.size(1);
+  const Tensor rows = new_contiguous(Device{}, {count, V}, aoti_torch_dtype_float32());
+  float* to = static_cast<float*>(rows.mutable_data_ptr());
+  const float* from = present<float>(logits);
+  for (size_t b = 0; b < trees.size(); ++b, from += V) {
+    if (trees[b].wanted().empty()) continue;
+    std::memcpy(to, from, V * sizeof(float));
+    to += V;
+  }
+  return rows;
+}
+
+// Children of a level's nodes, `count` each; `scales` [B] of the sequences, or null.
+Children likeliest_level(const std::vector<GrowingTree>& trees, const Tensor& logits, int64_t count,
+                         const float* scales, const DraftVocabulary& vocabulary) {
+  std::vector<float> of_rows;
+  for (size_t b = 0; scales != nullptr && b < trees.size(); ++b) {
+    of_rows.insert(of_rows.end(), trees[b].wanted().size(), scales[b]);
+  }
+  return likeliest_children(logits, count, of_rows, vocabulary);
+}
+
+// One child of each node of a level, drawn; a node's draws are told from others' by its number.
+Children drawn_level(const std::vector<GrowingTree>& trees, const Tensor& logits, const Drawing& drawing,
+                     const DraftVocabulary& vocabulary) {
+  std::vector<int64_t> sequences;
+  std::vector<int32_t> nodes;
+  for (size_t b = 0; b < trees.size(); ++b) {
+    for (int64_t node : trees[b].wanted()) {
+      sequences.push_back(static_cast<int64_t>(b));
+      nodes.push_back(static_cast<int32_t>(node));
+    }
+  }
+  return drawn_children(logits, sequences, nodes, drawing, vocabulary);
 }
 
 // Chooses what is expanded next; whether anything is.
@@ -150,28 +164,41 @@ const int64_t* longs(const Tensor& t, const char* name, int64_t size, const char
   return present<int64_t>(t);
 }
 
-// Of all trees: drafts [B + 1] and last the number of levels; tokens, parents and ranks [B, 3, most] and
-// chances and probabilities [B, 2, most], -1 and 0 beyond a tree's drafts.
+// [sum of R, V] of parts [R, V].
+Tensor stacked(const std::vector<Tensor>& parts) {
+  if (parts.size() == 1) return parts[0];
+  int64_t rows = 0, V = 0;
+  for (const Tensor& part : parts) rows += part.size(0), V = part.size(1);
+  const Tensor all = new_contiguous(Device{}, {rows, V}, aoti_torch_dtype_float32());
+  float* to = static_cast<float*>(all.mutable_data_ptr());
+  for (const Tensor& part : parts) {
+    std::memcpy(to, part.const_data_ptr(), part.numel() * sizeof(float));
+    to += part.numel();
+  }
+  return all;
+}
+
+// Of all trees: drafts [B + 1] and last the number of levels; tokens, parents, ranks, columns and rows [B, 5,
+// most] and chances and probabilities [B, 2, most], -1 and 0 beyond a tree's drafts.
 std::tuple<Tensor, Tensor, Tensor> results(const std::vector<GrowingTree>& trees, int64_t levels) {
   const int64_t B = static_cast<int64_t>(trees.size());
   int64_t most = 0;
   for (const GrowingTree& tree : trees) most = std::max(most, tree.drafts());
   const Tensor counts = new_contiguous(Device{}, {B + 1}, aoti_torch_dtype_int64());
-  const Tensor nodes = new_contiguous(Device{}, {B, 3, most}, aoti_torch_dtype_int64());
+  const Tensor nodes = new_contiguous(Device{}, {B, kPlanes, most}, aoti_torch_dtype_int64());
   const Tensor chances = new_contiguous(Device{}, {B, 2, most}, aoti_torch_dtype_float64());
   int64_t* count = static_cast<int64_t*>(counts.mutable_data_ptr());
   int64_t* node = static_cast<int64_t*>(nodes.mutable_data_ptr());
   double* chance = static_cast<double*>(chances.mutable_data_ptr());
-  std::fill(node, node + B * 3 * most, -1);
+  std::fill(node, node + B * kPlanes * most, -1);
   std::fill(chance, chance + B * 2 * most, 0.0);
   count[B] = levels;
   for (int64_t b = 0; b < B; ++b) {
     count[b] = trees[b].drafts();
     for (int64_t i = 0; i < count[b]; ++i) {
       const GrownNode& grown = trees[b].nodes[i + 1];
-      node[(3 * b) * most + i] = grown.token;
-      node[(3 * b + 1) * most + i] = grown.parent;
-      node[(3 * b + 2) * most + i] = grown.rank;
+      const int64_t planes[kPlanes] = {grown.token, grown.parent, grown.rank, grown.column, grown.row};
+      for (int64_t p = 0; p < kPlanes; ++p) node[(kPlanes * b + p) * most + i] = planes[p];
       chance[(2 * b) * most + i] = grown.chance;
       chance[(2 * b + 1) * most + i] = grown.probability;
     }
@@ -179,15 +206,39 @@ std::tuple<Tensor, Tensor, Tensor> results(const std::vector<GrowingTree>& trees
   return {counts, nodes, chances};
 }
 
-std::tuple<Tensor, Tensor, Tensor> draft_tree(
-    Tensor logits, Tensor requests, Tensor prices, OptionalTensor inverse_temperatures, Tensor ratios,
-    Tensor edges, double most_chance, double child_chance, double level_price, std::vector<int64_t> branching,
-    std::optional<double> tau, int64_t most_run, int64_t most_nodes, Tensor ends, OptionalTensor vocabulary,
-    Tensor outputs, Tensor table, OptionalTensor own_norm, OptionalTensor own_weight,
-    std::vector<Tensor> weights, OptionalTensor conv_bias, bool gated, double eps, bool neg_eigval,
-    Tensor conv_state, Tensor state, OptionalTensor slots, OptionalTensor prefix_k, OptionalTensor prefix_u,
-    OptionalTensor prefix_g, OptionalTensor prefix_parents, OptionalTensor prefix_mixed, Tensor norm,
-    Tensor head, int64_t vocab, std::optional<double> scale, int64_t strategy) {
+// How drawn chains are drawn; without temperatures nothing is.
+std::optional<Drawing> drawing_of(const OptionalTensor& temperature, const OptionalTensor& top_k,
+                                  const OptionalTensor& top_p, const OptionalTensor& min_p,
+                                  const OptionalTensor& seeds, const OptionalTensor& positions, int64_t B) {
+  if (!temperature.has_value()) return std::nullopt;
+  for (const auto* part : {&top_k, &top_p, &min_p, &seeds, &positions}) {
+    STD_TORCH_CHECK(part->has_value(), "sampling: got temperatures without the rest, want all or none");
+  }
+  return Drawing{
+      {float_vector(*temperature, "sampling.temperature", B, "[B]"),
+       int32_or_null(top_k, "sampling.top_k", {B}, "[B]"), float_vector(*top_p, "sampling.top_p", B, "[B]"),
+       float_vector(*min_p, "sampling.min_p", B, "[B]")},
+      reinterpret_cast<const uint64_t*>(longs(*seeds, "seeds", B, "[B]")),
+      longs(*positions, "positions", B, "[B]")};
+}
+
+// counts, nodes and chances as `results` has them; probs [R, V] that were drawn from, [0, 0] where none was;
+// parents [B, NP + run] of all nodes that were run, [B, 0] for chains; their outputs and entries.
+using DraftResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, std::vector<Tensor>>;
+
+DraftResult draft_tree(Tensor logits, Tensor requests, Tensor prices, OptionalTensor thresholds,
+                       OptionalTensor inverse_temperatures, OptionalTensor temperature, OptionalTensor top_k,
+                       OptionalTensor top_p, OptionalTensor min_p, OptionalTensor seeds,
+                       OptionalTensor positions, Tensor ratios, Tensor edges, double most_chance,
+                       double child_chance, double level_price, std::vector<int64_t> branching,
+                       std::optional<double> tau, int64_t most_run, int64_t most_nodes, Tensor ends,
+                       OptionalTensor vocabulary, Tensor outputs, std::vector<Tensor> prefix,
+                       OptionalTensor prefix_parents, Tensor table, OptionalTensor own_norm,
+                       OptionalTensor own_weight, std::vector<Tensor> weights, std::vector<int64_t> parts,
+                       std::vector<Tensor> conv_biases, bool gated, double eps, bool neg_eigval,
+                       std::vector<Tensor> conv_states, std::vector<Tensor> states, OptionalTensor slots,
+                       std::optional<double> scale, std::vector<Tensor> adapter, double adapter_eps,
+                       Tensor norm, Tensor head, int64_t vocab, int64_t strategy) {
   STD_TORCH_CHECK(vocab >= 1, "vocab: got ", vocab, ", want at least 1");
   check_dtype(logits, "logits", ScalarType::Float);
   check_shape(logits, "logits", {-1, vocab}, "[B, V']");
@@ -201,21 +252,25 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
   STD_TORCH_CHECK(bins >= 1, "ratios: got no bins, want at least 1");
   const double* ratio = doubles(ratios, "ratios", {tables, kRankCount, bins}, "[tables, 3, bins]");
   const double* edge = doubles(edges, "edges", {bins - 1}, "[bins - 1]");
-  const float* temperature = nullptr;
+  const float* scale_of_rows = nullptr;
   if (inverse_temperatures.has_value()) {
-    temperature = float_vector(*inverse_temperatures, "inverse_temperatures", B, "[B]");
+    scale_of_rows = float_vector(*inverse_temperatures, "inverse_temperatures", B, "[B]");
   }
-  const int64_t* tokens_of_columns =
-      vocabulary.has_value() ? longs(*vocabulary, "vocabulary", vocab, "[V']") : nullptr;
-  for (const auto* part : {&prefix_k, &prefix_u, &prefix_g, &prefix_mixed}) {
-    STD_TORCH_CHECK(part->has_value(), "prefix: got None, want the nodes that drafts continue");
-  }
+  const double* threshold = thresholds.has_value() ? doubles(*thresholds, "thresholds", {B}, "[B]") : nullptr;
+  const std::optional<Drawing> drawing = drawing_of(temperature, top_k, top_p, min_p, seeds, positions, B);
   STD_TORCH_CHECK(!branching.empty() && *std::min_element(branching.begin(), branching.end()) >= 1 &&
                       *std::max_element(branching.begin(), branching.end()) <= kMostLikeliest,
                   "branching: want numbers of children, 1 to ", kMostLikeliest);
+  STD_TORCH_CHECK(!drawing.has_value() || (*std::max_element(branching.begin(), branching.end()) == 1 && !tau.has_value()),
+                  "sampling: got a shape with siblings, want a chain: drawn trees are grown level by level");
   STD_TORCH_CHECK(most_run >= 0, "most_run: got ", most_run, ", want at least 0");
   STD_TORCH_CHECK(most_nodes >= 0, "most_nodes: got ", most_nodes, ", want at least 0");
   check_shape(table, "table", {-1, -1}, "[V, D]");
+  const DraftVocabulary tokens{
+      vocabulary.has_value() ? longs(*vocabulary, "vocabulary", vocab, "[V']") : nullptr, vocab,
+      table.size(0)};
+  STD_TORCH_CHECK(tokens.tokens != nullptr || vocab <= tokens.size, "vocabulary: got None for ", vocab,
+                  " columns, want one: the table has ", tokens.size, " tokens");
 
   GrowthRules rules;
   rules.branching = branching;
@@ -240,33 +295,48 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
                     ", want 0 to ", outputs.size(1) - 1, ", a node of the prefix");
     trees.emplace_back(rules,
                        GrowthRequest{request[0], request[1], price[b] >= 0.0, price[b],
-                                     ratio + request[3] * kRankCount * bins, kRankCount},
+                                     ratio + request[3] * kRankCount * bins, kRankCount,
+                                     threshold == nullptr ? 0.0 : threshold[b], drawing.has_value()},
                        request[2]);
   }
-  const DrafterArgs drafter{table,      own_norm, own_weight, weights, conv_bias, gated, eps,  neg_eigval,
-                            conv_state, state,    slots,      norm,    head,      vocab, scale};
-  Run run{outputs, *prefix_mixed, *prefix_k, *prefix_u, *prefix_g, {}, B, outputs.size(1)};
+  const StackArgs stack{weights,    parts,       conv_biases, gated, eps,
+                        neg_eigval, conv_states, states,      slots, scale};
+  const DrafterArgs drafter{table, own_norm, own_weight, stack, adapter, adapter_eps, norm, head, vocab};
+  Run run{outputs, prefix, {}, B, outputs.size(1)};
   if (prefix_parents.has_value()) {
     const int32_t* p = int32_or_null(prefix_parents, "prefix.parents", {B, run.nodes}, "[B, NP]");
     run.parents.assign(p, p + B * run.nodes);
   }
-  int64_t levels = 0;
+  std::vector<Tensor> drawn;
+  int64_t levels = 0, rows = 0;
   for (Tensor level = logits; choose(trees, rules, most_nodes - run.nodes); ++levels) {
-    if (levels > 0) level = run_level(trees, drafter, run, strategy);
+    if (levels > 0)
+      level = run_level(trees, drafter, run, strategy);
+    else
+      level = wanted_rows(trees, logits);
     int64_t count = 0;
     for (GrowingTree& tree : trees) count = std::max(count, tree.ask());
-    std::vector<float> scales;
-    for (int64_t b = 0; temperature != nullptr && b < B; ++b) {
-      scales.insert(scales.end(), trees[b].wanted().size(), temperature[b]);
-    }
-    const Children found = children_of(level, count, scales, tokens_of_columns, table.size(0));
+    const Children found = drawing.has_value() ? drawn_level(trees, level, *drawing, tokens)
+                                               : likeliest_level(trees, level, count, scale_of_rows, tokens);
     int64_t row = 0;
     for (GrowingTree& tree : trees) {
-      tree.grow(found.tokens.data() + row * count, found.probs.data() + row * count, count);
+      tree.grow(found.tokens.data() + row * count, found.probs.data() + row * count,
+                found.sure.data() + row * count, count, drawing.has_value() ? rows + row : -1);
       row += static_cast<int64_t>(tree.wanted().size());
     }
+    if (drawing.has_value()) drawn.push_back(found.rows);
+    rows += row;
   }
-  return results(trees, levels);
+  const Tensor probs =
+      drawn.empty() ? new_contiguous(Device{}, {0, 0}, aoti_torch_dtype_float32()) : stacked(drawn);
+  const auto [counts, nodes, chances] = results(trees, levels);
+  return {counts,
+          nodes,
+          chances,
+          probs,
+          int32_tensor(run.parents, B, run.parents.empty() ? 0 : run.nodes),
+          run.outputs,
+          run.entries};
 }
 
 }  // namespace
@@ -275,13 +345,16 @@ std::tuple<Tensor, Tensor, Tensor> draft_tree(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
-      "draft_tree(Tensor logits, Tensor requests, Tensor prices, Tensor? inverse_temperatures, Tensor "
-      "ratios, Tensor edges, float most_chance, float child_chance, float level_price, int[] branching, "
-      "float? tau, int most_run, int most_nodes, Tensor ends, Tensor? vocabulary, Tensor outputs, Tensor "
-      "table, Tensor? own_norm, Tensor? own_weight, Tensor[] weights, Tensor? conv_bias, bool gated, float "
-      "eps, bool neg_eigval, Tensor conv_state, Tensor state, Tensor? slots, Tensor? prefix_k, Tensor? "
-      "prefix_u, Tensor? prefix_g, Tensor? prefix_parents, Tensor? prefix_mixed, Tensor norm, Tensor head, "
-      "int vocab, float? scale, int strategy) -> (Tensor counts, Tensor nodes, Tensor chances)");
+      "draft_tree(Tensor logits, Tensor requests, Tensor prices, Tensor? thresholds, "
+      "Tensor? inverse_temperatures, Tensor? temperature, Tensor? top_k, Tensor? top_p, Tensor? min_p, "
+      "Tensor? seeds, Tensor? positions, Tensor ratios, Tensor edges, float most_chance, "
+      "float child_chance, float level_price, int[] branching, float? tau, int most_run, int most_nodes, "
+      "Tensor ends, Tensor? vocabulary, Tensor outputs, Tensor[] prefix, Tensor? prefix_parents, "
+      "Tensor table, Tensor? own_norm, Tensor? own_weight, Tensor[] weights, int[] parts, "
+      "Tensor[] conv_biases, bool gated, float eps, bool neg_eigval, Tensor[] conv_states, Tensor[] states, "
+      "Tensor? slots, float? scale, Tensor[] adapter, float adapter_eps, Tensor norm, Tensor head, "
+      "int vocab, int strategy) -> (Tensor counts, Tensor nodes, Tensor chances, Tensor probs, "
+      "Tensor parents, Tensor outputs, Tensor[] entries)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) { m.impl("draft_tree", TORCH_BOX(&specdec::binding::draft_tree)); }

@@ -18,8 +18,8 @@ function(specdec_operators target file namespace key)
 endfunction()
 
 if(SPECDEC_TORCH)
-  specdec_operators(specdec_ops libspecdec_cpu specdec CPU backend_cpu.cpp library.cpp block.cpp dense.cpp draft_step.cpp
-    draft_tree.cpp isa.cpp)
+  specdec_operators(specdec_ops libspecdec_cpu specdec CPU backend_cpu.cpp library.cpp block.cpp dense.cpp draft_children.cpp
+    draft_step.cpp draft_tree.cpp isa.cpp stack.cpp)
   target_link_libraries(specdec_ops PRIVATE specdec_cpu)
   set_target_properties(specdec_ops PROPERTIES EXCLUDE_FROM_ALL OFF)
 endif()

@@ -5,7 +5,7 @@ alone, its memory is that of plain decoding after every round, and no layer runs
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock, patch
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from loop.models import FAMILIES
+from specdec import ops
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
@@ -27,6 +28,7 @@ from specdec.methods.autoregressive import autoregressive
 from specdec.methods.hispec import hispec
 from specdec.models import load_model, load_tokenizer
 from specdec.models.base import CausalLM
+from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.layered import Layered
 
 PROMPTS = [[3, 5, 7], [8, 9, 8, 9, 8], [4], [11, 12, 13, 11, 12], [2, 2], [30, 31], [7, 6, 5, 4], [1, 9], [6]]
@@ -144,13 +146,41 @@ def test_exits_that_agree_with_the_target_are_always_right(model, plan):
 def counted(model: Layered) -> Iterator[list[list[int]]]:
     """Of each layer the nodes of each of its calls, of all rows."""
     calls: list[list[int]] = [[] for _ in range(model.num_layers)]
-    run = type(model)._block
+    run, stack, tree = type(model)._block, ops.verify_stack, ops.draft_tree
+
+    def nodes_of(x: torch.Tensor, lengths: torch.Tensor | None) -> int:
+        return x.shape[0] * x.shape[1] if lengths is None else int(lengths.sum())
 
     def block(self: Layered, layer: int, x: torch.Tensor, call: Any, *, mixer: bool, mlp: bool) -> Any:
-        calls[layer].append(x.shape[0] * x.shape[1] if call.lengths is None else int(call.lengths.sum()))
+        calls[layer].append(nodes_of(x, call.lengths))
         return run(self, layer, x, call, mixer=mixer, mlp=mlp)
 
-    with patch.object(type(model), "_block", block):
+    def layers_of(weights: ops.BlockStack) -> list[int]:
+        assert isinstance(model, GatedDeltaNetForCausalLM)
+        return next(span.layers for span in model._spans.values() if span.stack is weights)
+
+    def blocks(x: torch.Tensor, weights: ops.BlockStack, **rest: Any) -> ops.StackOutputs:
+        for layer in layers_of(weights):
+            calls[layer].append(nodes_of(x, rest["lengths"]))
+        return stack(x, weights, **rest)
+
+    def levels(
+        logits: torch.Tensor, requests: Any, rules: Any, drafting: ops.Drafting, place: Any, **rest: Any
+    ) -> ops.GrownTrees:
+        grown = tree(logits, requests, rules, drafting, place, **rest)
+        first = place.outputs.shape[1]
+        columns = [[c for c in of_row.columns if c >= 0] for of_row in grown.trees]
+        passes = sorted({c for of_row in columns for c in of_row}) if max(rules.branching) == 1 else []
+        assert passes == list(range(first, grown.outputs.shape[1])), "a chain has a column a pass"
+        for column in passes:
+            for layer in layers_of(drafting.weights):
+                calls[layer].append(sum(column in of_row for of_row in columns))
+        return grown
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(type(model), "_block", block))
+        patches.enter_context(patch.object(ops, "verify_stack", blocks))
+        patches.enter_context(patch.object(ops, "draft_tree", levels))
         yield calls
 
 
@@ -226,5 +256,16 @@ def without_last_layers(model: Layered, first: int) -> Iterator[None]:
         y, read, made = run(self, layer, x, call, mixer=mixer, mlp=mlp)
         return (x if layer >= first else y), read, made
 
-    with patch.object(type(model), "_block", block):
+    with ExitStack() as stack:
+        if isinstance(model, GatedDeltaNetForCausalLM):  # runs its blocks in one call: their weights say it
+            stack.enter_context(patch.object(model, "_spans", {}))
+            for layer in model._layers[first:]:
+                for name in ("_out", "_down"):
+                    nothing = ops.pack_weight(torch.zeros_like(getattr(layer, name).unpack()))
+                    stack.enter_context(patch.object(layer, name, nothing))
+                for name in ("weights", "_mixer_weights", "_mlp_weights"):
+                    stack.enter_context(patch.object(layer, name, getattr(layer, name)))
+                layer._gather()
+        else:
+            stack.enter_context(patch.object(type(model), "_block", block))
         yield

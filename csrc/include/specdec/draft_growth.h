@@ -1,4 +1,4 @@
-// The growth of deterministic draft trees, level by level: python/specdec/drafters/tree.py in C++, so that a
+// The growth of draft trees, level by level: python/specdec/drafters/tree.py in C++, so that a
 // drafter whose level takes a tenth of a millisecond need not leave C++ between two of them. The rules and
 // their reasons stand there; the same numbers come out, bit for bit.
 #pragma once
@@ -38,13 +38,17 @@ struct GrowthRequest {
   double node_price = 0.0;
   const double* ratios = nullptr;  // [ranks, bins] chance over probability; the last rank goes on
   int64_t ranks = 0;
+  double threshold = 0.0;  // nothing is drafted below a token that the drafter is less sure of
+  bool drawn = false;      // a chain of drawn tokens, whose chances are their probabilities
 };
 
 // Node 0 is the last emitted token, draft i is node i + 1.
 struct GrownNode {
   int64_t token, parent, rank;
   double chance, probability;
-  int64_t column;  // among the nodes that the drafter has run; -1: it has not
+  int64_t column;    // among the nodes that the drafter has run; -1: it has not
+  int64_t row = -1;  // of all rows that were drawn from; -1: it was not
+  bool open = true;  // the drafter is sure enough to go on below it
 };
 
 class GrowingTree {
@@ -97,24 +101,28 @@ class GrowingTree {
     for (int64_t node : wanted_) nodes[node].column = column++;
   }
 
-  // Adds the children of the wanted nodes: of each a row of `stride` tokens, -1 where there are no more, and
-  // their probabilities.
-  void grow(const int64_t* tokens, const float* probabilities, int64_t stride) {
+  // Adds the children of the wanted nodes: of each a row of `stride` tokens, -1 where there are no more,
+  // their probabilities, and how sure the drafter itself is of them. `row` is of the first of these rows,
+  // where tokens were drawn from them.
+  void grow(const int64_t* tokens, const float* probabilities, const float* sure, int64_t stride,
+            int64_t row = -1) {
     level_.clear();
     ++depth_;
-    for (size_t i = 0; i < wanted_.size(); ++i, tokens += stride, probabilities += stride) {
+    for (size_t i = 0; i < wanted_.size(); ++i, tokens += stride, probabilities += stride, sure += stride) {
       const int64_t parent = wanted_[i];
       for (int64_t rank = 0; rank < counts_[i] && tokens[rank] >= 0; ++rank) {
         const double probability = probabilities[rank];
         level_.push_back(static_cast<int64_t>(nodes.size()));
         nodes.push_back({tokens[rank], parent, rank, nodes[parent].chance * chance_of(probability, rank),
-                         probability, -1});
+                         probability, -1, row < 0 ? -1 : row + static_cast<int64_t>(i),
+                         static_cast<double>(sure[rank]) >= request_.threshold});
       }
     }
   }
 
  private:
   double chance_of(double probability, int64_t rank) const {
+    if (request_.drawn) return probability;
     const auto& edges = rules_.edges;
     const int64_t bin = std::upper_bound(edges.begin(), edges.end(), probability) - edges.begin();
     const int64_t bins = static_cast<int64_t>(edges.size()) + 1;
@@ -126,7 +134,7 @@ class GrowingTree {
     std::vector<int64_t> open;
     if (depth_ >= request_.deepest) return open;
     for (int64_t node : level_) {
-      if (!rules_.ends_text(nodes[node].token)) open.push_back(node);
+      if (nodes[node].open && !rules_.ends_text(nodes[node].token)) open.push_back(node);
     }
     if (!rules_.pruned) {
       const int64_t left = std::max<int64_t>(request_.max_nodes - drafts(), 0);

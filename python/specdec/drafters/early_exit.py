@@ -25,18 +25,23 @@ from torch import Tensor
 
 from specdec import ops
 from specdec._checks import check_integer
+from specdec._host import MAX_SERIAL_NODES
 from specdec._rows import take_rows
 from specdec.cache import DecodingCache, PendingRound, Round
 from specdec.drafters.base import DraftRequest
+from specdec.drafters.calibration import RANKS
 from specdec.drafters.draws import Parent, draw_children
 from specdec.drafters.plan import FixedPlan, Plan, Planner
 from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stage import Stage, StageNodes, Work, complete
-from specdec.drafters.tree import GrowingTree, as_said
+from specdec.drafters.tree import GrowingTree, as_said, at_once, drawing_of
 from specdec.models.base import CausalLM, LayeredLM
 from specdec.models.exit_adapter import ExitAdapters
 from specdec.models.features import Feature, NodeFeatures
+from specdec.ops import GrownTrees, TreeRequest, TreeRules
+
+_NOTHING = TreeRequest(0, 0, 0)  # of a row that takes no part
 
 
 @dataclass
@@ -152,6 +157,18 @@ class EarlyExitDrafter:
         self._adapters = ExitAdapters() if adapters is None else adapters
         self._head = _int8_head(model) if int8 else model.head
         self._ends = model.eos_token_ids
+        self._rules = TreeRules(
+            branching=self.shape.branching,
+            tau=None,
+            ratios=torch.ones(2, RANKS, 1, dtype=torch.float64),  # chances are what the exit says
+            edges=torch.empty(0, dtype=torch.float64),
+            most_chance=1.0,
+            child_chance=1.0,
+            level_price=0.0,
+            most_run=0,
+            most_nodes=MAX_SERIAL_NODES,
+            ends=torch.tensor(sorted(self._ends), dtype=torch.int64),
+        )
         self._roots: dict[int, int] = {}  # by slot: the last emitted token
         self._begun: Begun | None = None
         self._running: _Running | None = None
@@ -320,6 +337,10 @@ class EarlyExitDrafter:
             row.columns = {}
         new = [[] if row.tree is None else [0] for row in rows]
         hidden = self._run(rows, new, stage)  # [B, N, D]
+        if at_once([row.tree for row in rows if row.tree is not None]):
+            grown = self._grow_at_once(rows, hidden[:, 0], stage, plan)
+            if grown is not None:
+                return grown.probs
         wanted = [self._expandable(row) for row in rows]
         while any(wanted):
             asked = [self._asked(row, nodes) for row, nodes in zip(rows, wanted, strict=True)]
@@ -342,6 +363,37 @@ class EarlyExitDrafter:
             if any(wanted):
                 hidden = self._run(rows, wanted, stage)
         return None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
+
+    def _grow_at_once(
+        self, rows: Sequence[Row], hidden: Tensor, stage: Stage, plan: Plan
+    ) -> GrownTrees | None:
+        """Grows all trees in one call, as `_grow` does level by level, if the model can.
+
+        Args:
+            hidden: [B, D] of the roots behind the first stage.
+        """
+        trees = [row.tree for row in rows if row.tree is not None]
+        adapter = self._adapters.get(plan.exit)
+        grown = self.model.grow(
+            self._read(plan.exit, hidden),
+            [_NOTHING if row.tree is None else row.tree.at_once(row.columns[0]) for row in rows],
+            self._rules,
+            outputs=stage.hidden.contiguous(),
+            layers=stage.layers,
+            cache=self._cache,
+            prefix=stage.steps,
+            head=self._head,
+            adapter=None if adapter is None else adapter.operands,
+            sampling=drawing_of([row.tree or trees[0] for row in rows]),
+        )
+        if grown is None:
+            return None
+        stage.take(grown)
+        for row, nodes in zip(rows, grown.trees, strict=True):
+            if row.tree is not None:
+                row.tree.take(nodes)
+                row.columns.update((i, c) for i, c in enumerate(nodes.columns, 1) if c >= 0)
+        return grown
 
     def _run(self, rows: Sequence[Row], nodes: Sequence[Sequence[int]], stage: Stage) -> Tensor:
         """Runs nodes of the rows' trees: their hidden states [B, N, D] behind the first stage."""

@@ -24,6 +24,7 @@ from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree
 from specdec.models.base import SkippingView
 from specdec.models.features import NodeFeatures
+from specdec.ops import DraftSampling, GrownTrees, TreeRequest, TreeRules
 from specdec.tree import MAX_NODES
 
 
@@ -78,6 +79,7 @@ class LayerSkipDrafter(ModelDrafter):
         told = [f"{view.num_parameters} weights", str(self.shape), str(exit), f"widen {widen}"]
         self.name = f"{self.name} ({', '.join(told)})"
         self.exit = exit
+        self._view = view
         self._widen = widen
         self._thresholds: dict[int, Threshold] = {}
         self._drafted: dict[int, tuple[int, int]] = {}  # by slot, until decided: longest path, most allowed
@@ -151,6 +153,36 @@ class LayerSkipDrafter(ModelDrafter):
         """Nothing: the last emitted token alone is not in the target's memory."""
 
     # --- exits ---
+
+    @torch.inference_mode()
+    def run_trees(
+        self,
+        logits: Tensor,
+        requests: Sequence[TreeRequest],
+        rules: TreeRules,
+        sampling: DraftSampling | None,
+    ) -> GrownTrees | None:
+        """One call for all levels, where the view can and no chain is widened."""
+        if self._widen > 1:
+            return None
+        view = self._view
+        return view.grow(
+            logits,
+            requests,
+            rules,
+            # Their values mean nothing: a token enters by its embedding alone.
+            outputs=view.embeddings.new_zeros(len(requests), len(self._steps), view.embeddings.shape[1]),
+            layers=range(view.num_layers),
+            cache=self._cache,
+            prefix=self._steps,
+            sampling=sampling,
+        )
+
+    def _at_once(self, tree: GrowingTree, root: int) -> TreeRequest:
+        asked = super()._at_once(tree, root)
+        if self.exit is None:
+            return asked
+        return asked._replace(node_price=None, threshold=self.threshold(tree.request.slot))
 
     def _children(self, logits: Tensor, parents: Sequence[Parent]) -> Children:
         if self.exit is None:

@@ -18,7 +18,7 @@ from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stepping import SteppingDrafter
 from specdec.models.recurrent_drafter import RecurrentDrafterModel
-from specdec.ops import GrownTree, TreeRequest, TreeRules
+from specdec.ops import DraftSampling, GrownTrees, TreeRequest, TreeRules
 
 
 class RecurrentDrafter(SteppingDrafter):
@@ -29,6 +29,7 @@ class RecurrentDrafter(SteppingDrafter):
         slots: sequences at a time, as in the target's loop.
         branching: children of the last emitted token, of each of those, and so on; the last number goes on.
             (1,) drafts chains. Or a `TreeShape`, such as `TreeShape.pruned()`.
+        drawn: the shape of drafts that are drawn at random; None: that of all others.
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
 
@@ -45,6 +46,7 @@ class RecurrentDrafter(SteppingDrafter):
         *,
         slots: int = 1,
         branching: Sequence[int] | TreeShape = (1,),
+        drawn: TreeShape | None = None,
         replacement: bool = False,
         draw: bool = True,
     ) -> None:
@@ -52,6 +54,7 @@ class RecurrentDrafter(SteppingDrafter):
             model,
             slots=slots,
             branching=branching,
+            drawn=drawn,
             replacement=replacement,
             draw=draw,
             vocabulary=None if model.vocabulary is None else model.vocabulary.numpy(),
@@ -101,8 +104,12 @@ class RecurrentDrafter(SteppingDrafter):
 
     @torch.inference_mode()
     def run_trees(
-        self, logits: Tensor, requests: Sequence[TreeRequest], rules: TreeRules
-    ) -> tuple[list[GrownTree], int]:
+        self,
+        logits: Tensor,
+        requests: Sequence[TreeRequest],
+        rules: TreeRules,
+        sampling: DraftSampling | None,
+    ) -> GrownTrees:
         """One call for all levels."""
         round = self._steps.round
         assert round is not None
@@ -114,6 +121,7 @@ class RecurrentDrafter(SteppingDrafter):
             cache=self._cache,
             slots=round.slots,
             prefix=self._steps,
+            sampling=sampling,
         )
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.cache import DecodingCache, PendingRound, Round, Steps
+from specdec.cache import DecodingCache, LayerEntries, LayerFactors, PendingRound, Round, Steps
 from specdec.cache.rounds import taker
 from specdec.models.base import LayeredLM
+from specdec.ops import GrownTrees
 
 
 class Work:
@@ -26,9 +27,9 @@ class Work:
     def __init__(self) -> None:
         self.passes = self.tokens = self.checks = 0
 
-    def book(self, layers: int, nodes: int) -> None:
-        """A pass of so many layers over so many nodes, of all rows."""
-        self.passes += layers
+    def book(self, layers: int, nodes: int, passes: int = 1) -> None:
+        """So many passes of so many layers, over so many nodes of all rows together."""
+        self.passes += passes * layers
         self.tokens += layers * nodes
 
 
@@ -64,6 +65,11 @@ class Stage:
     def columns(self) -> int:
         """Nodes so far, of every row."""
         return len(self._steps)
+
+    @property
+    def steps(self) -> Steps:
+        """What the layers made of all columns, as a prefix of further nodes."""
+        return self._steps
 
     @property
     def round(self) -> Round:
@@ -112,6 +118,17 @@ class Stage:
         self._hidden = y if self._hidden is None else torch.cat([self._hidden, y], dim=1)
         self._work.book(len(self.layers), sum(lengths))
         return y
+
+    def take(self, grown: GrownTrees) -> None:
+        """Takes the nodes that `LayeredLM.grow` ran through these layers after those that are there."""
+        layers: list[LayerEntries] = [None] * len(self.round.layers)
+        for layer, entries in zip(self.layers, grown.entries, strict=True):
+            layers[layer] = LayerFactors(*entries)
+        old, nodes = self.round, grown.outputs.shape[1]
+        self._steps.round = Round(tuple(layers), old.slots, grown.parents, nodes)
+        self._hidden = grown.outputs
+        run = sum(column >= old.nodes for tree in grown.trees for column in tree.columns)
+        self._work.book(len(self.layers), run, passes=max(grown.levels - 1, 0))
 
     def arrange(self, rows: Sequence[Sequence[int]]) -> None:
         """Keeps these columns of each row, in this order, and drops all others; see `Steps.arrange`."""

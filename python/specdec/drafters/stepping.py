@@ -27,10 +27,10 @@ from specdec.drafters.experience import experience_of
 from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
-from specdec.drafters.tree import GrowingTree, as_said
+from specdec.drafters.tree import GrowingTree, as_said, at_once, drawing_of
 from specdec.models.base import CausalLM, DraftModel
 from specdec.models.features import Feature, NodeFeatures
-from specdec.ops import GrownTree, TreeRequest, TreeRules
+from specdec.ops import DraftSampling, GrownTrees, TreeRequest, TreeRules
 from specdec.tree import TokenTree
 
 CATCH_UP = 32  # nodes a pass when a sequence went on for long without drafts
@@ -75,6 +75,7 @@ class SteppingDrafter(ABC):
         slots: sequences at a time, as in the target's loop.
         branching: children of the last emitted token, of each of those, and so on; the last number goes on.
             (1,) drafts chains. Or a `TreeShape`, such as `TreeShape.pruned()`.
+        drawn: the shape of drafts that are drawn at random; None: that of all others.
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
         vocabulary: [V'] the tokens that the columns of the drafter's logits stand for, ascending; None: all.
@@ -82,7 +83,7 @@ class SteppingDrafter(ABC):
 
     Attributes:
         stepped: the model.
-        shape: of the trees.
+        shape: of the trees, where they are not drawn.
         calibration: by whether a request is greedy, what its drafts' chances are learned to be.
 
     Raises:
@@ -101,15 +102,17 @@ class SteppingDrafter(ABC):
         *,
         slots: int = 1,
         branching: Sequence[int] | TreeShape = (1,),
+        drawn: TreeShape | None = None,
         replacement: bool = False,
         draw: bool = True,
         vocabulary: NDArray[np.integer] | None = None,
         cache: DecodingCache | None = None,
     ) -> None:
         self.shape = branching if isinstance(branching, TreeShape) else TreeShape(branching)
+        self._drawn_shape = self.shape if drawn is None else drawn
         self.replacement = replacement
         self.draws = draw
-        self._learned = experience_of(model, self.shape)
+        self._learned = experience_of(model, self.shape, self._drawn_shape)
         self.calibration = self._learned.calibration
         self._worth = self._learned.worth
         self.stepped = model
@@ -153,18 +156,20 @@ class SteppingDrafter(ABC):
         """
 
     def run_trees(
-        self, logits: Tensor, requests: Sequence[TreeRequest], rules: TreeRules
-    ) -> tuple[list[GrownTree], int] | None:
-        """Grows trees of the likeliest tokens after the emitted tokens that were just run, where the drafter
-        can do that in one call; None: it is done level by level.
+        self,
+        logits: Tensor,
+        requests: Sequence[TreeRequest],
+        rules: TreeRules,
+        sampling: DraftSampling | None,
+    ) -> GrownTrees | None:
+        """Grows trees of the likeliest tokens, or drawn chains, after the emitted tokens that were just run,
+        where the drafter can do that in one call; None: it is done level by level.
 
         Args:
             logits: float32 [B, V'] after each row's last emitted token.
             requests: a row's each.
             rules: of all of them.
-
-        Returns:
-            The trees, and the number of levels.
+            sampling: how chains are drawn; None: the likeliest tokens.
         """
         return None
 
@@ -257,6 +262,11 @@ class SteppingDrafter(ABC):
     def _draws_for(self, request: DraftRequest) -> bool:
         return self.draws and not request.sampling.greedy
 
+    def _tree(self, request: DraftRequest) -> GrowingTree:
+        """An empty tree for a request."""
+        drawn = self._draws_for(request)
+        return GrowingTree(request, self._drawn_shape if drawn else self.shape, self._ends, drawn)
+
     def _worthwhile(self, rows: list[DraftRequest]) -> list[DraftRequest]:
         """The requests that drafting is expected to pay for; those without a price always."""
         priced = [r for r in rows if r.prices.second > 0.0]
@@ -288,7 +298,7 @@ class SteppingDrafter(ABC):
 
     def _catch_up(self, rows: Sequence[DraftRequest]) -> None:
         """Commits emitted tokens in passes of CATCH_UP nodes until the rest fits a drafting round."""
-        most = max(GrowingTree.most_run(r, self.shape, self._draws_for(r)) for r in rows)
+        most = max(self._tree(row).most_run for row in rows)
         room = min(CATCH_UP, MAX_SERIAL_NODES - most)
         self._bring_up([r.slot for r in rows], room)
 
@@ -339,15 +349,14 @@ class SteppingDrafter(ABC):
     def _draft(self, rows: Sequence[DraftRequest]) -> list[Proposal]:
         """Grows the trees of all rows level by level, one call of the model a level."""
         states = [self._slots[r.slot] for r in rows]
-        trees = [GrowingTree(r, self.shape, self._ends, self._draws_for(r)) for r in rows]
+        trees = [self._tree(row) for row in rows]
         probs: list[Tensor] = []
         count = 0
         start = perf_counter()
         logits = self._read([r.slot for r in rows])  # [B, V']
-        if not any(tree.drawn or tree.request.sampling.edited for tree in trees) and self._grown(
-            logits, trees, states
-        ):
-            return [self._finished(tree, state, None) for tree, state in zip(trees, states, strict=True)]
+        if at_once(trees) and (grown := self._grown(logits, trees, states)) is not None:
+            every = grown.probs
+            return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
         while True:
             wanted = self._fitting(trees, self._paying(trees, perf_counter() - start))
             if not any(wanted):
@@ -373,24 +382,30 @@ class SteppingDrafter(ABC):
         every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
         return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
 
-    def _grown(self, logits: Tensor, trees: Sequence[GrowingTree], states: Sequence[_Slot]) -> bool:
+    def _grown(
+        self, logits: Tensor, trees: Sequence[GrowingTree], states: Sequence[_Slot]
+    ) -> GrownTrees | None:
         """Grows all trees in one call, as `_draft` does level by level, if the drafter can."""
         learned = self._learned
         level = learned.level_seconds(len(trees))
-        requests = [tree.at_once(state.columns[0]) for tree, state in zip(trees, states, strict=True)]
+        requests = [self._at_once(tree, state.columns[0]) for tree, state in zip(trees, states, strict=True)]
         second = max(tree.request.prices.second for tree in trees)
-        rules = learned.rules(self.shape, second * level(), self._end_tensor, self._vocabulary_tensor)
+        rules = learned.rules(trees[0].shape, second * level(), self._end_tensor, self._vocabulary_tensor)
         start = perf_counter()
-        found = self.run_trees(logits, requests, rules)
-        if found is None:
-            return False
-        grown, levels = found
-        if levels > 1:  # the first only reads the logits that are there
-            level.observe((perf_counter() - start) / (levels - 1))
-        for tree, nodes in zip(trees, grown, strict=True):
+        grown = self.run_trees(logits, requests, rules, drawing_of(trees))
+        if grown is None:
+            return None
+        if grown.levels > 1:  # the first only reads the logits that are there
+            level.observe((perf_counter() - start) / (grown.levels - 1))
+        for tree, nodes in zip(trees, grown.trees, strict=True):
             tree.take(nodes)
-            learned.see_children(tree)
-        return True
+            if not tree.drawn:
+                learned.see_children(tree)
+        return grown
+
+    def _at_once(self, tree: GrowingTree, root: int) -> TreeRequest:
+        """What `run_trees` is asked for a tree; `root` is the place of its row's last emitted token."""
+        return tree.at_once(root)
 
     def _children(self, logits: Tensor, parents: Sequence[Parent]) -> Children:
         """Children of each parent, from `logits` [R, V'] after them, which may be written to."""
@@ -438,11 +453,14 @@ class SteppingDrafter(ABC):
         A level is as wide as its widest row. Trees that would be others if they were cut, fixed and drawn
         ones, fit anyway (`GrowingTree.most_run`), if the others leave them what they may still need.
         """
-        if self.shape.tau is None:
+        if all(tree.shape.tau is None for tree in trees):
             return wanted
         kept = max([tree.reserved for tree, nodes in zip(trees, wanted, strict=True) if nodes], default=0)
         room = max(MAX_SERIAL_NODES - len(self._steps) - kept, 0)
-        return [nodes if t.drawn else nodes[:room] for t, nodes in zip(trees, wanted, strict=True)]
+        return [
+            nodes if t.drawn or t.shape.tau is None else nodes[:room]
+            for t, nodes in zip(trees, wanted, strict=True)
+        ]
 
     def _finished(self, tree: GrowingTree, state: _Slot, probs: Tensor | None) -> Proposal:
         """The tree as it is proposed; notes what `observe` needs."""

@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from specdec.acceptance.proposal import ProposalKind
+from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draws import Parent, inverse_temperature
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.shape import TreeShape
-from specdec.ops import GrownTree, TreeRequest
+from specdec.ops import DraftSampling, GrownTree, TreeRequest
 from specdec.tree import TokenTree
 
 MOST_RUN = 48  # nodes of a pruned tree that a drafter runs in a round, those included that are left out later
@@ -82,7 +84,7 @@ class GrowingTree:
         chances: [1 + n] of the node's path.
         said: [1 + n] the drafter's (probability of the node among its siblings, rank).
         run: nodes that the drafter has run, node 0 left out.
-        drawn: as given.
+        shape, drawn: as given.
         level: nodes of the last level, as they were grown.
         depth: levels so far.
         deepest: most levels. A fixed tree gets no deeper than its shape is without end tokens, so that no
@@ -96,7 +98,7 @@ class GrowingTree:
         self.chances = [1.0]
         self.said: list[tuple[float, int]] = [(1.0, 0)]
         self.run = 0
-        self._shape = shape
+        self.shape = shape
         self._ends = ends
         self.drawn = drawn
         self.depth = 0
@@ -109,30 +111,28 @@ class GrowingTree:
         elif drawn:
             self.deepest = min(self.deepest, request.max_nodes, 1 + len(DRAWN_WIDTHS))
 
-    @staticmethod
-    def most_run(request: DraftRequest, shape: TreeShape, drawn: bool) -> int:
-        """Nodes that drafting for this request runs at most, the last emitted token left out.
+    @property
+    def most_run(self) -> int:
+        """Nodes that drafting runs at most, the last emitted token left out.
 
         Of fixed and of drawn trees in one batch the largest of these numbers is enough for all, although each
         level is padded to its widest row. Other trees can be cut to what fits.
-
-        Args:
-            request: what is asked for.
-            shape: of all trees of the drafter.
-            drawn: whether its tokens are drawn at random.
         """
-        if shape.tau is None:
+        request = self.request
+        if self.shape.tau is None:
             return request.max_nodes - 1
-        if drawn:
+        if self.drawn:
             return sum(DRAWN_WIDTHS[: max(min(request.max_depth, request.max_nodes) - 1, 0)])
         return min(2 * request.max_nodes, MOST_RUN)
 
     @property
     def reserved(self) -> int:
-        """Nodes that the levels below the last one may still run, of a tree that is drawn and pruned; 0 for
-        others.
+        """Nodes that the levels below the last one may still run, of a tree that would be another one if it
+        were cut; 0 for others.
         """
-        if self._shape.tau is None or not self.drawn:
+        if self.shape.tau is None:
+            return max(self.most_run - self.run, 0)
+        if not self.drawn:
             return 0
         return sum(DRAWN_WIDTHS[self.depth : self.deepest - 1])
 
@@ -149,7 +149,7 @@ class GrowingTree:
         ends, tokens, closed = self._ends, self.tokens, self._closed
         open_nodes = [node for node in level if tokens[node] not in ends and node not in closed]
         chances = self.chances
-        if self._shape.tau is None:
+        if self.shape.tau is None:
             left = request.max_nodes - self.drafts
             return open_nodes[: max(left, 0)]
         floor = self.floor
@@ -158,7 +158,7 @@ class GrowingTree:
         if self.drawn:
             room = min(request.max_nodes - self.drafts, DRAWN_WIDTHS[max(self.depth - 1, 0)])
         else:
-            room = self.most_run(request, self._shape, False) - self.run
+            room = self.most_run - self.run
         good = [node for node in open_nodes if chances[node] >= floor]
         good.sort(key=lambda node: -chances[node])
         return good[: max(room, 0)]
@@ -170,11 +170,11 @@ class GrowingTree:
     @property
     def floor(self) -> float:
         """The least chance of a node that stays."""
-        if self._shape.tau is None:
+        if self.shape.tau is None:
             return 0.0
         # Before anything is drafted there is no best draft: the root's chance bounds it.
         best = max(self.chances[1:], default=1.0)
-        return best * math.exp(-self._shape.tau)
+        return best * math.exp(-self.shape.tau)
 
     def path(self, node: int) -> tuple[int, ...]:
         """Drafted tokens down to a node, its own included."""
@@ -191,9 +191,9 @@ class GrowingTree:
         Returns:
             A `Parent` for each of them, in their order.
         """
-        children = self._shape.children(self.depth)
+        children = self.shape.children(self.depth)
         counts = [children] * len(nodes)
-        if nodes and (self._shape.tau is None or self.drawn):
+        if nodes and (self.shape.tau is None or self.drawn):
             left = min(self.request.max_nodes - self.drafts, children * len(nodes))
             each, more = divmod(left, len(nodes))
             counts = [each + (i < more) for i in range(len(nodes))]
@@ -261,7 +261,7 @@ class GrowingTree:
         self.parents += grown.parents
         self.chances += grown.chances
         self.said += zip(grown.probabilities, grown.ranks, strict=True)
-        self._rows += [-1] * len(grown.tokens)
+        self._rows += grown.rows
 
     def proposal(self, probs: Tensor | None, replacement: bool) -> tuple[Proposal, list[int]]:
         """The tree as it is proposed.
@@ -289,3 +289,27 @@ class GrowingTree:
         return Proposal(
             tree, ProposalKind.DETERMINISTIC, chances=tuple([chances[node] for node in order])
         ), order
+
+
+def at_once(trees: Sequence[GrowingTree]) -> bool:
+    """Whether `ops.draft_tree` grows these trees, if the drafter's model can: trees of the likeliest tokens,
+    or chains of drawn ones, whose rows depend on nothing but themselves.
+    """
+    drawn = [tree.drawn for tree in trees]
+    if any(tree.request.sampling.edited for tree in trees):
+        return False
+    return not any(drawn) or (
+        all(drawn) and all(tree.shape.is_chain and tree.shape.tau is None for tree in trees)
+    )
+
+
+def drawing_of(trees: Sequence[GrowingTree]) -> DraftSampling | None:
+    """How the tokens of these trees, all of one kind, are drawn; None where they are not."""
+    if not trees[0].drawn:
+        return None
+    requests = [tree.request for tree in trees]
+    return DraftSampling(
+        *SamplingTensors.of([request.sampling for request in requests]),
+        seeds=seed_bits([request.seed for request in requests]),
+        positions=torch.tensor([request.position for request in requests], dtype=torch.int64),
+    )

@@ -57,6 +57,7 @@ def build_drafter(
     from specdec.drafters.combined import CombinedDrafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.recurrent import RecurrentDrafter
+    from specdec.drafters.shape import TreeShape
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
 
     if spec.online:
@@ -72,6 +73,9 @@ def build_drafter(
             model,
             slots=options.slots,
             branching=spec.shape,
+            drawn=TreeShape()
+            if spec.shape.tau is not None
+            else None,  # drawn level by level, siblings cost more
             replacement=independent,
             draw=spec.draws,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.cache import DecodingCache, PendingRound, Round, Steps
 from specdec.models.features import Feature, FeatureTap
 from specdec.models.skipping import SkipSet
-from specdec.ops import PackedWeight
+from specdec.ops import DraftAdapter, DraftSampling, GrownTrees, PackedWeight, TreeRequest, TreeRules
 
 
 class DraftModel(Protocol):
@@ -91,20 +91,54 @@ class CausalLM(DraftModel, Protocol):
         """
 
 
-class LayeredLM(CausalLM, Protocol):
-    """A model whose layers can be run a few at a time."""
+class GrowingLM(CausalLM, Protocol):
+    """A model whose layers may draft in one call."""
 
     @property
     def num_layers(self) -> int:
         """Blocks, each of a token mixer and an MLP."""
 
     @property
-    def early_exit_layers(self) -> tuple[int, ...]:
-        """Numbers of layers, ascending, after which norm and head were trained to predict too."""
-
-    @property
     def embeddings(self) -> Tensor:
         """[V, D] the rows that tokens enter as."""
+
+    def grow(
+        self,
+        logits: Tensor,
+        requests: Sequence[TreeRequest],
+        rules: TreeRules,
+        *,
+        outputs: Tensor,
+        layers: range,
+        cache: DecodingCache,
+        prefix: Steps,
+        head: PackedWeight | None = None,
+        adapter: DraftAdapter | None = None,
+        sampling: DraftSampling | None = None,
+    ) -> GrownTrees | None:
+        """Drafts with the first layers in one call, where the model has an operator for that; None: it is
+        done level by level. The prefix stays as it is.
+
+        Args:
+            logits: float32 [B, V'] contiguous, after each row's last emitted token.
+            requests: a row's each.
+            rules: of all of them.
+            outputs: [B, NP, D] contiguous, hidden states of the prefix's nodes after the last of the layers.
+            layers: which ones; they begin with the first.
+            cache: read at the slots of the prefix.
+            prefix: uncommitted nodes that drafts continue, at least one.
+            head: as for `readout`.
+            adapter: of the exit behind these layers.
+            sampling: how chains are drawn; None: the likeliest tokens.
+        """
+
+
+class LayeredLM(GrowingLM, Protocol):
+    """A model whose layers can be run a few at a time."""
+
+    @property
+    def early_exit_layers(self) -> tuple[int, ...]:
+        """Numbers of layers, ascending, after which norm and head were trained to predict too."""
 
     @property
     def head(self) -> PackedWeight:
@@ -148,7 +182,7 @@ class LayeredLM(CausalLM, Protocol):
         """
 
 
-class SkippingView(CausalLM, Protocol):
+class SkippingView(GrowingLM, Protocol):
     """A model that steps over another one's cache, some of that one's sub-layers left out."""
 
     @property

@@ -110,6 +110,13 @@ class GatedDeltaNetBlock:
             neg_eigval=c.allow_neg_eigval,
         )
         self._mixer_weights = self.weights.without_mlp()
+        self._mlp_weights = self.weights.without_mixer()
+
+    def part(self, *, mixer: bool, mlp: bool) -> ops.BlockWeights | None:
+        """The weights without those of the sub-layers that are skipped; None where both are."""
+        if mixer:
+            return self.weights if mlp else self._mixer_weights
+        return self._mlp_weights if mlp else None
 
     def prefill(
         self, x: Tensor, *, cache: DecodingCache, layer: int, slots: Tensor, lengths: Tensor

@@ -208,6 +208,11 @@ class ExitAdapter:
         self._eps = eps
         self.num_parameters = norm.numel() + gate.numel() + up.numel() + down.numel()
 
+    @property
+    def operands(self) -> ops.DraftAdapter:
+        """Its weights, as `ops.draft_tree` takes them."""
+        return ops.DraftAdapter(self._norm, self._gate_up, self._down, self._eps)
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """Adapts hidden states, each row with the same bits whatever the other rows are.
 

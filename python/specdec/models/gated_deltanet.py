@@ -7,15 +7,16 @@ of decoding its path token by token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec import ops
 from specdec._rows import last_rows, take_rows
-from specdec.cache import DecodingCache, LayerFactors
+from specdec.cache import DecodingCache, LayerEntries, LayerFactors, PendingRound, Round, Steps
 from specdec.models.block import GatedDeltaNetBlock, layer_spec
 from specdec.models.checkpoint import load_config, load_weights
 from specdec.models.config import GatedDeltaNetConfig
@@ -23,6 +24,20 @@ from specdec.models.features import Feature, FeatureTap
 from specdec.models.layered import Layered, Pass
 from specdec.models.prompts import padded_prompts
 from specdec.ops.strategy import STRATEGIES
+
+
+class Span(NamedTuple):
+    """Consecutive layers as the operators run them in one call.
+
+    Attributes:
+        stack: their weights; None where all of their sub-layers are skipped.
+        layers: those that do anything.
+        mixers: those whose mixer runs.
+    """
+
+    stack: ops.BlockStack | None
+    layers: list[int]
+    mixers: list[int]
 
 
 class GatedDeltaNetForCausalLM(Layered):
@@ -59,6 +74,7 @@ class GatedDeltaNetForCausalLM(Layered):
         ]
         self._spec = layer_spec(config)
         self._eps = config.norm_eps
+        self._spans: dict[tuple[int, ...], Span] = {}
 
     @classmethod
     def from_pretrained(
@@ -92,7 +108,7 @@ class GatedDeltaNetForCausalLM(Layered):
         """
         if strategy not in ("exact", *STRATEGIES):
             raise ValueError(f"strategy: got {strategy!r}, want 'exact', 'serial', 'hybrid' or 'solve'")
-        fixed = copy(self)
+        fixed = self._copied()
         fixed._strategy = strategy
         return fixed
 
@@ -125,6 +141,139 @@ class GatedDeltaNetForCausalLM(Layered):
         last = last_rows(x, lengths)  # [B, D]
         return self.readout(last)
 
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: range,
+        *,
+        cache: DecodingCache,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        lengths: Tensor | None = None,
+        pending: PendingRound | None = None,
+        prefix: Steps | None = None,
+        tap: FeatureTap | None = None,
+    ) -> tuple[Tensor, Round]:
+        """Runs nodes through some layers; see `LayeredLM.run_layers`."""
+        if self._strategy == "solve":
+            return super().run_layers(
+                x,
+                layers,
+                cache=cache,
+                slots=slots,
+                parents=parents,
+                lengths=lengths,
+                pending=pending,
+                prefix=prefix,
+                tap=tap,
+            )
+        made: list[LayerEntries] = [None] * len(self._layers)
+        nodes, hidden = x.shape[1], x
+        for part in self._parts(layers, pending):
+            span = self._span(part)
+            if span.stack is None:
+                continue
+            waits = pending is not None and any(pending.round.layers[i] is not None for i in span.mixers)
+            found = ops.verify_stack(
+                hidden,
+                span.stack,
+                conv_states=[_window(cache, i) for i in span.mixers],
+                states=[cache.state[i] for i in span.mixers],
+                slots=slots,
+                parents=parents,
+                lengths=lengths,
+                pending=_pending_of(pending, span.mixers) if waits and pending is not None else None,
+                prefix=_prefix_of(prefix, span.mixers),
+                scale=self._layers[0].scale,
+                strategy=self._strategy,
+            )
+            for i, entries in zip(span.mixers, found.entries, strict=True):
+                made[i] = LayerFactors(*entries)
+            if tap is not None:
+                read = dict(zip(span.mixers, found.read, strict=True))
+                for i, after in zip(span.layers, found.hidden, strict=True):
+                    if i in tap.layers:
+                        if i in read:
+                            tap.offer("readout", i, read[i])
+                        tap.offer("hidden", i, after)
+            hidden = found.hidden[-1]
+        return hidden, Round(tuple(made), slots, parents, nodes)
+
+    def grow(
+        self,
+        logits: Tensor,
+        requests: Sequence[ops.TreeRequest],
+        rules: ops.TreeRules,
+        *,
+        outputs: Tensor,
+        layers: range,
+        cache: DecodingCache,
+        prefix: Steps,
+        head: ops.PackedWeight | None = None,
+        adapter: ops.DraftAdapter | None = None,
+        sampling: ops.DraftSampling | None = None,
+    ) -> ops.GrownTrees | None:
+        """Drafts with the first layers in one call; see `LayeredLM.grow`."""
+        span, round = self._span(layers), prefix.round
+        if span.stack is None or round is None or self._strategy == "solve":
+            return None
+        return ops.draft_tree(
+            logits,
+            requests,
+            rules,
+            ops.Drafting(
+                self._embeddings,
+                None,
+                span.stack,
+                self._final_norm,
+                self._head if head is None else head,
+                adapter,
+            ),
+            ops.DraftPlace(
+                outputs,
+                _prefix_of(prefix, span.mixers) or ops.StackPrefix([], round.parents),
+                [_window(cache, i) for i in span.mixers],
+                [cache.state[i] for i in span.mixers],
+                round.slots,
+                self._layers[0].scale,
+            ),
+            sampling=sampling,
+        )
+
+    def _span(self, layers: Sequence[int]) -> Span:
+        """These layers, made once."""
+        key = tuple(layers)
+        if key not in self._spans:
+            skips = self._skips
+            parts = {
+                i: self._layers[i].part(mixer=i not in skips.mixers, mlp=i not in skips.mlps) for i in key
+            }
+            blocks = {i: block for i, block in parts.items() if block is not None}
+            stack = ops.BlockStack(list(blocks.values())) if blocks else None
+            self._spans[key] = Span(stack, list(blocks), [i for i in blocks if i not in skips.mixers])
+        return self._spans[key]
+
+    def _copied(self) -> GatedDeltaNetForCausalLM:
+        part = super()._copied()
+        part._spans = {}
+        return part
+
+    @staticmethod
+    def _parts(layers: range, pending: PendingRound | None) -> Sequence[Sequence[int]]:
+        """The layers in runs of those in which something is pending and those in which nothing is, as a draft
+        settles those that it reads.
+        """
+        if pending is None:
+            return [layers]
+        waits = [pending.round.layers[i] is not None for i in layers]
+        if all(waits):
+            return [layers]
+        return [
+            [i for i, _ in run]
+            for _, run in groupby(zip(layers, waits, strict=True), key=lambda pair: pair[1])
+        ]
+
     def _block(
         self, layer: int, x: Tensor, call: Pass, *, mixer: bool, mlp: bool
     ) -> tuple[Tensor, Tensor | None, LayerFactors | None]:
@@ -141,3 +290,30 @@ class GatedDeltaNetForCausalLM(Layered):
             mixer=mixer,
             mlp=mlp,
         )
+
+
+def _window(cache: DecodingCache, layer: int) -> Tensor:
+    window = cache.conv[layer]
+    assert window is not None, "a cache that was made for another model"
+    return window
+
+
+def _prefix_of(prefix: Steps | None, mixers: Sequence[int]) -> ops.StackPrefix | None:
+    """What the steps have of these layers; None where that is nothing."""
+    if prefix is None or prefix.round is None or not mixers:
+        return None
+    return ops.StackPrefix(_entries_of(prefix.round, mixers), prefix.round.parents)
+
+
+def _pending_of(pending: PendingRound, mixers: Sequence[int]) -> ops.StackPending:
+    return ops.StackPending(_entries_of(pending.round, mixers), pending.path, pending.path_lengths)
+
+
+def _entries_of(round: Round, mixers: Sequence[int]) -> list[ops.BlockEntries]:
+    found = []
+    for i in mixers:
+        entries = round.layers[i]
+        assert isinstance(entries, LayerFactors), "a round of another model"
+        assert entries.conv is not None
+        found.append(ops.BlockEntries(entries.recurrent, entries.conv))
+    return found

@@ -143,7 +143,7 @@ class Layered(ABC):
             ValueError: `count` is not 1 to the number of layers.
         """
         check_integer("count", count, 1, len(self._layers))
-        part = copy(self)
+        part = self._copied()
         part.config = self.config.first_layers(count)
         part._layers = self._layers[:count]
         part._int8 = None
@@ -157,7 +157,7 @@ class Layered(ABC):
         skips.check_layers(len(self._layers))
         if vocabulary is not None and self.vocabulary is not None:
             raise ValueError("vocabulary: this view has one already, want a view of the whole model")
-        view = copy(self._int8_copy() if int8 else self)
+        view = (self._int8_copy() if int8 else self)._copied()
         view._skips = skips
         view._reads = frozenset(range(len(self._layers))) - skips.mixers
         view.source = None
@@ -171,13 +171,17 @@ class Layered(ABC):
     def _int8_copy(self: M) -> M:
         """This model with int8 matrices, made once."""
         if self._int8 is None:
-            part = copy(self)
+            part = self._copied()
             part._layers = [layer.to_int8() for layer in self._layers]
             part._head = self._head.to_int8()
             part._byte_ratio = self._head.dtype.itemsize
             self._int8 = part
         assert isinstance(self._int8, type(self))
         return self._int8
+
+    def _copied(self: M) -> M:
+        """A model that shares the weights, to be changed."""
+        return copy(self)
 
     def sub_layers(
         self,
@@ -265,6 +269,23 @@ class Layered(ABC):
                     tap.offer("readout", i, read)
                 tap.offer("hidden", i, x)
         return x, Round(tuple(made), slots, parents, nodes)
+
+    def grow(
+        self,
+        logits: Tensor,
+        requests: Sequence[ops.TreeRequest],
+        rules: ops.TreeRules,
+        *,
+        outputs: Tensor,
+        layers: range,
+        cache: DecodingCache,
+        prefix: Steps,
+        head: ops.PackedWeight | None = None,
+        adapter: ops.DraftAdapter | None = None,
+        sampling: ops.DraftSampling | None = None,
+    ) -> ops.GrownTrees | None:
+        """Drafts with the first layers in one call, where the model can; see `LayeredLM.grow`."""
+        return None
 
     @torch.inference_mode()
     def readout(self, x: Tensor, head: ops.PackedWeight | None = None) -> Tensor:

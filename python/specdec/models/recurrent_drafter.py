@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,6 +99,9 @@ class RecurrentDrafterModel:
             if not name.startswith(("fuse_", "embed_")) and name != VOCABULARY
         )
         self._spec = layer_spec(config.layer)
+        self._drafting = ops.Drafting(
+            self._table, self._own, ops.BlockStack([self._block.weights]), self._norm, self._head
+        )
 
     @classmethod
     def from_directory(
@@ -245,11 +247,15 @@ class RecurrentDrafterModel:
             Logits float32 [R, V'] after each valid node, one row's after the other's, and the outputs of all
             nodes, [B, NP + N, D].
         """
-        logits, outputs, mixed, factors = ops.draft_step(
-            tokens, parents=parents, lengths=lengths, **self._continuing(outputs, cache, slots, prefix)
+        step = ops.draft_step(
+            tokens,
+            self._drafting,
+            self._place(outputs, cache, slots, prefix),
+            parents=parents,
+            lengths=lengths,
         )
-        prefix.replace((LayerFactors(factors, mixed),), parents, tokens.shape[1])
-        return logits, outputs
+        prefix.replace((LayerFactors(*step.entries[0]),), parents, tokens.shape[1])
+        return step.logits, step.outputs
 
     def grow(
         self,
@@ -261,8 +267,9 @@ class RecurrentDrafterModel:
         cache: DecodingCache,
         slots: Tensor,
         prefix: Steps,
-    ) -> tuple[list[ops.GrownTree], int]:
-        """Drafts trees of the likeliest tokens in one call; the prefix stays as it is.
+        sampling: ops.DraftSampling | None = None,
+    ) -> ops.GrownTrees:
+        """Drafts trees of the likeliest tokens, or drawn chains, in one call; the prefix stays as it is.
 
         Args:
             logits: float32 [B, V'] after each row's last emitted token.
@@ -270,30 +277,21 @@ class RecurrentDrafterModel:
             requests: a row's each.
             rules: of all of them.
             cache, slots, prefix: as in `step`.
-
-        Returns:
-            The trees, and the number of levels.
+            sampling: how chains are drawn; None: the likeliest tokens.
         """
-        return ops.draft_tree(logits, requests, rules, **self._continuing(outputs, cache, slots, prefix))
+        place = self._place(outputs, cache, slots, prefix)
+        return ops.draft_tree(logits, requests, rules, self._drafting, place, sampling=sampling)
 
-    def _continuing(
-        self, outputs: Tensor, cache: DecodingCache, slots: Tensor, prefix: Steps
-    ) -> dict[str, Any]:
-        """What the operators that continue a prefix take."""
-        return {
-            "outputs": outputs,
-            "table": self._table,
-            "own": self._own,
-            "weights": self._block.weights,
-            "conv_state": cache.conv[0],
-            "state": cache.state[0],
-            "slots": slots,
-            "prefix": prefix.recurrent(0),
-            "prefix_mixed": prefix.mixed(0),
-            "norm": self._norm,
-            "head": self._head,
-            "scale": self._block.scale,
-        }
+    def _place(self, outputs: Tensor, cache: DecodingCache, slots: Tensor, prefix: Steps) -> ops.DraftPlace:
+        """Where the operators go on that continue a prefix."""
+        window, round = cache.conv[0], prefix.round
+        assert window is not None
+        assert round is not None
+        entries = round.layers[0]
+        assert isinstance(entries, LayerFactors)
+        assert entries.conv is not None
+        nodes = ops.StackPrefix([ops.BlockEntries(entries.recurrent, entries.conv)], round.parents)
+        return ops.DraftPlace(outputs, nodes, [window], [cache.state[0]], slots, self._block.scale)
 
     def logits(self, h: Tensor) -> Tensor:
         """Logits of the token after each output.

@@ -6,7 +6,8 @@ operators are `torch.ops.specdec.*`. Their twins in plain Python and float64 are
 those of the recurrences and of the convolution, in `specdec.ops.attention_reference` that of attention, in
 `specdec.ops.dense` those of the dense layers (`linear_reference`, ...), in `specdec.acceptance` the rules and
 the processing of logits. Operators that are several of these in one call (`verify_layer`, `verify_block`,
-`draft_step`) have the bits of their parts, and `draft_tree` makes the choices of `specdec.drafters.tree`.
+`verify_stack`, `draft_step`) have the bits of their parts, and `draft_tree` makes the choices of
+`specdec.drafters.tree`.
 
 The operators are for inference: none has a backward. An input that requires grad is an error in grad mode;
 call them under `torch.no_grad()` or `torch.inference_mode()`, or pass `.detach()`.
@@ -35,8 +36,13 @@ from specdec.ops.dense import (
     swiglu_linear,
 )
 from specdec.ops.drafting import (
+    DraftAdapter,
+    Drafting,
+    DraftPlace,
+    DraftSampling,
     DraftStep,
     GrownTree,
+    GrownTrees,
     TreeRequest,
     TreeRules,
     draft_step,
@@ -46,21 +52,39 @@ from specdec.ops.drafting import (
 from specdec.ops.layer import verify_layer
 from specdec.ops.paths import check_path
 from specdec.ops.recurrence import commit, prefill, verify
+from specdec.ops.stack import (
+    BlockEntries,
+    BlockStack,
+    StackOutputs,
+    StackPending,
+    StackPrefix,
+    verify_stack,
+)
 from specdec.ops.types import ConvPending, ConvPrefix, Factors, Pending, Prefix
 
 __all__ = [
     "AcceptRule",
     "Accepted",
+    "BlockEntries",
     "BlockOutputs",
+    "BlockStack",
     "BlockWeights",
     "ConvPending",
     "ConvPrefix",
+    "DraftAdapter",
+    "DraftPlace",
+    "DraftSampling",
     "DraftStep",
+    "Drafting",
     "Factors",
     "GrownTree",
+    "GrownTrees",
     "PackedWeight",
     "Pending",
     "Prefix",
+    "StackOutputs",
+    "StackPending",
+    "StackPrefix",
     "TreeRequest",
     "TreeRules",
     "accept_greedy",
@@ -88,4 +112,5 @@ __all__ = [
     "verify",
     "verify_block",
     "verify_layer",
+    "verify_stack",
 ]

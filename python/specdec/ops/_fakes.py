@@ -16,6 +16,8 @@ from specdec.ops._operator import argument_names
 
 R = TypeVar("R")
 
+MIXER_TENSORS, MLP_TENSORS = 7, 3  # of the list of a block's weights
+
 
 def _fake(op: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """`torch.library.register_fake`, with every tensor on the device of the first argument."""
@@ -99,55 +101,83 @@ def _factors(x: Tensor, C: int, state: Tensor, N: int) -> tuple[Tensor, Tensor, 
     )
 
 
+@_fake("verify_stack")
+@_fake("verify_stack_deferred")
+def _verify_stack(
+    x: Tensor,
+    weights: list[Tensor],
+    parts: list[int],
+    conv_biases: list[Tensor],
+    gated: bool,
+    eps: float,
+    neg_eigval: bool,
+    conv_states: list[Tensor],
+    states: list[Tensor],
+    *_: object,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    read: list[Tensor] = []
+    entries: list[Tensor] = []
+    first = 0
+    for count in parts:
+        if count >= MIXER_TENSORS:
+            conv, state = weights[first + 2], states[len(read)]
+            HV, DV = state.shape[1:3]
+            B, N, C = (*x.shape[:2], conv.shape[0])
+            mixed = x.new_empty((B, N, C + gated * HV * DV + 2 * HV))[..., :C]
+            read.append(x.new_empty((B, N, HV, DV)))
+            entries += (*_factors(x, C, state, N), mixed)
+        first += count
+    return [x.new_empty(x.shape) for _ in parts], read, entries
+
+
+def _continued(prefix: list[Tensor], nodes: int | torch.SymInt) -> list[Tensor]:
+    """Entries of so many nodes."""
+    return [part.new_empty((part.shape[0], nodes, *part.shape[2:])) for part in prefix]
+
+
 @_fake("draft_step")
 def _draft_step(
     tokens: Tensor,
     parents: Tensor | None,
     lengths: Tensor | None,
     outputs: Tensor,
-    table: Tensor,
-    own_norm: Tensor | None,
-    own_weight: Tensor | None,
-    weights: list[Tensor],
-    conv_bias: Tensor | None,
-    gated: bool,
-    eps: float,
-    neg_eigval: bool,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor | None,
-    k: Tensor | None,
-    u: Tensor | None,
-    g: Tensor | None,
-    prefix_parents: Tensor | None,
-    mixed: Tensor | None,
-    norm: Tensor,
-    head: Tensor,
-    vocab: int,
-    *_: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    prefix: list[Tensor],
+    *rest: Any,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    vocab: int = rest[-2]
     B, NP, D = outputs.shape
     nodes = NP + tokens.shape[1]
-    C = weights[2].shape[0]
     # How many rows are nodes is in the data of `lengths`.
     rows = B * tokens.shape[1] if lengths is None else torch.library.get_ctx().new_dynamic_size()
     return (
         outputs.new_empty((rows, vocab), dtype=torch.float32),
         outputs.new_empty((B, nodes, D)),
-        outputs.new_empty((B, nodes, C)),
-        *_factors(outputs, C, state, nodes),
+        _continued(prefix, nodes),
     )
 
 
 @_fake("draft_tree")
-def _draft_tree(logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    B = logits.shape[0]
-    most = torch.library.get_ctx().new_dynamic_size()  # nodes of the largest tree
+def _draft_tree(
+    logits: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    # How far the trees grow, and whether they are chains, is in the data.
+    context = torch.library.get_ctx()
+    outputs, prefix, table = rest[_DRAFT_PLACE], rest[_DRAFT_PLACE + 1], rest[_DRAFT_PLACE + 3]
+    B, D, V = logits.shape[0], outputs.shape[2], table.shape[0]
+    most, nodes = context.new_dynamic_size(), context.new_dynamic_size()
+    drawn = rest[_DRAFT_TEMPERATURE] is not None
     return (
         logits.new_empty((B + 1,), dtype=torch.int64),
-        logits.new_empty((B, 3, most), dtype=torch.int64),
+        logits.new_empty((B, 5, most), dtype=torch.int64),
         logits.new_empty((B, 2, most), dtype=torch.float64),
+        logits.new_empty((context.new_dynamic_size(), V) if drawn else (0, 0)),
+        logits.new_empty((B, context.new_dynamic_size()), dtype=torch.int32),
+        outputs.new_empty((B, nodes, D)),
+        _continued(prefix, nodes),
     )
+
+
+_DRAFT_TEMPERATURE, _DRAFT_PLACE = 4, 21  # arguments of draft_tree behind the logits
 
 
 @_fake("likeliest")

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
 from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands, want_earlier
+from specdec.ops._fakes import MIXER_TENSORS
 from specdec.ops._operator import operator, want_tensor, want_type
 from specdec.ops.dense import PackedWeight
 from specdec.ops.layer import strategy_code
@@ -98,11 +98,34 @@ class BlockWeights:
         self.gated, self.eps, self.neg_eigval = gated, eps, neg_eigval
         self.operands = (tensors, conv_bias, gated, eps, neg_eigval)  # as the operators take them
 
+    @property
+    def has_mixer(self) -> bool:
+        """Whether the token mixer is there."""
+        return len(self.tensors) >= MIXER_TENSORS
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether the MLP is there."""
+        return len(self.tensors) != MIXER_TENSORS
+
     def without_mlp(self) -> BlockWeights:
         """The mixer alone, which shares these weights."""
-        mixer = BlockWeights.__new__(BlockWeights)
-        mixer._set(self.tensors[:7], self.conv_bias, self.gated, self.eps, self.neg_eigval)
-        return mixer
+        return self._part(self.tensors[:MIXER_TENSORS])
+
+    def without_mixer(self) -> BlockWeights:
+        """The MLP alone, which shares these weights.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not self.has_mlp:
+            raise ValueError("weights: got a block without an MLP, want one with it")
+        return self._part(self.tensors[MIXER_TENSORS:])
+
+    def _part(self, tensors: list[Tensor]) -> BlockWeights:
+        part = BlockWeights.__new__(BlockWeights)
+        part._set(tensors, self.conv_bias, self.gated, self.eps, self.neg_eigval)
+        return part
 
 
 def _want_float(name: str, value: object, shape: list[int]) -> None:

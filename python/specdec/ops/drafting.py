@@ -1,4 +1,4 @@
-"""Drafting with a one-block recurrent drafter, a level or a whole tree a call, and the likeliest tokens.
+"""Drafting with consecutive blocks, a level or a whole draft a call, and the likeliest tokens.
 
 A level of drafts takes a tenth of a millisecond, less than Python needs for the choices between two of them.
 Thin wrappers: every check of an argument is in C++. Letters as in `specdec.ops.block`, V the vocabulary, V'
@@ -14,16 +14,72 @@ import torch
 from torch import Tensor
 
 from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
-from specdec.ops._earlier import prefix_operands
-from specdec.ops._operator import operator, want_type
-from specdec.ops.block import BlockWeights, want_no_bias
+from specdec.ops._operator import operator, want_tensor, want_type
+from specdec.ops.block import want_no_bias
 from specdec.ops.dense import PackedWeight
 from specdec.ops.layer import strategy_code
-from specdec.ops.types import Factors, Prefix
+from specdec.ops.stack import BlockEntries, BlockStack, StackPrefix, entries_of, stack_prefix_operands
 
 _draft_step = operator("draft_step")
 _draft_tree = operator("draft_tree")
 _likeliest = operator("likeliest")
+
+
+class DraftAdapter(NamedTuple):
+    """What stands between the blocks and the final norm, as an early exit's adapter does: an MLP behind a
+    norm, added to the hidden state.
+
+    Attributes:
+        norm: float32 [D].
+        gate_up: [2 F, D], the gate's rows first.
+        down: [D, F].
+        eps: of the norm.
+    """
+
+    norm: Tensor
+    gate_up: PackedWeight
+    down: PackedWeight
+    eps: float
+
+
+class Drafting(NamedTuple):
+    """What drafts. A token x whose parent's output was h enters as `table[x] + own(rmsnorm(h))` and passes
+    the blocks and the adapter; norm and head make the logits of the token after.
+
+    Attributes:
+        table: [V, D] contiguous: what a token adds.
+        own: norm float32 [D] and weight [D, D] of the parent's output; None where the token alone enters.
+        weights: the blocks'.
+        norm: float32 [D], with the blocks' eps.
+        head: [V', D].
+        adapter: None for none.
+    """
+
+    table: Tensor
+    own: tuple[Tensor, PackedWeight] | None
+    weights: BlockStack
+    norm: Tensor
+    head: PackedWeight
+    adapter: DraftAdapter | None = None
+
+
+class DraftPlace(NamedTuple):
+    """Where drafts go on.
+
+    Attributes:
+        outputs: [B, NP, D] contiguous, the last block's for the prefix's nodes, NP at least 1; dtype of the
+            table.
+        prefix: the nodes run before, with parents counted over them.
+        conv_states, states: of each mixer, as in `verify_layer`.
+        slots, scale: as in `verify_layer`.
+    """
+
+    outputs: Tensor
+    prefix: StackPrefix
+    conv_states: Sequence[Tensor]
+    states: Sequence[Tensor]
+    slots: Tensor | None = None
+    scale: float | None = None
 
 
 class DraftStep(NamedTuple):
@@ -31,56 +87,34 @@ class DraftStep(NamedTuple):
 
     Attributes:
         logits: float32 [R, V'], a row for each new node, one row's after the other's.
-        outputs: [B, NP + N, D] the block's.
-        mixed: [B, NP + N, C] raw projections of q, k, v.
-        factors: of the recurrence.
+        outputs: [B, NP + N, D] the last block's.
+        entries: of each mixer.
     """
 
     logits: Tensor
     outputs: Tensor
-    mixed: Tensor
-    factors: Factors
+    entries: list[BlockEntries]
 
 
 def draft_step(
     tokens: Tensor,
+    drafting: Drafting,
+    place: DraftPlace,
     *,
     parents: Tensor | None = None,
     lengths: Tensor | None = None,
-    outputs: Tensor,
-    table: Tensor,
-    own: tuple[Tensor, PackedWeight] | None,
-    weights: BlockWeights,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor | None = None,
-    prefix: Prefix,
-    prefix_mixed: Tensor,
-    norm: Tensor,
-    head: PackedWeight,
-    scale: float | None = None,
     strategy: str = "exact",
 ) -> DraftStep:
-    """One level of drafts through a one-block drafter, on a CPU: a token x whose parent's output was h enters
-    as `table[x] + own(rmsnorm(h))`, passes the block, and norm and head make the logits of the token after.
-
-    The same bits as the operators that it consists of. Drafting on the drafter's own outputs is EAGLE's (Li
-    et al., 2024, arXiv:2401.15077).
+    """One level of drafts, on a CPU: the same bits as the operators that it consists of. Drafting on the
+    drafter's own outputs is EAGLE's (Li et al., 2024, arXiv:2401.15077).
 
     Args:
         tokens: int64 [B, N] contiguous.
+        drafting: what drafts.
+        place: where.
         parents: int32 [B, N], each node's parent among the nodes of the prefix; None where N is 1 and every
             row goes on where the prefix ended.
         lengths: int32 [B] nodes of each row; None for N.
-        outputs: [B, NP, D] contiguous, the block's for the prefix's nodes, NP at least 1.
-        table: [V, D] contiguous, dtype of outputs: what a token adds.
-        own: norm float32 [D] and weight [D, D] of the parent's output; None where the token alone enters.
-        weights: the block's.
-        conv_state, state, slots, scale: as in `verify_layer`.
-        prefix: the nodes run before, with parents counted over them.
-        prefix_mixed: [B, NP, C] their raw projections.
-        norm: float32 [D].
-        head: [V', D].
         strategy: "serial", "hybrid" or "exact", the faster of the two.
 
     Raises:
@@ -88,17 +122,10 @@ def draft_step(
             mode.
         TypeError: an argument has the wrong type.
     """
-    drafter = _drafter_operands(
-        outputs, table, own, weights, conv_state, state, slots, prefix, prefix_mixed, norm, head, scale
-    )
-    logits, outputs, mixed, k, u, g = _draft_step(
-        tokens,
-        parents,
-        lengths,
-        *drafter,
-        strategy_code(strategy, tokens, state, parents is not None, True),
-    )
-    return DraftStep(logits, outputs, mixed, Factors(k, u, g))
+    operands = _operands(drafting, place)
+    code = strategy_code(strategy, tokens, place.states[0], parents is not None, True) if place.states else 0
+    logits, outputs, entries = _draft_step(tokens, parents, lengths, *operands, code)
+    return DraftStep(logits, outputs, entries_of(entries))
 
 
 class TreeRules(NamedTuple):
@@ -143,6 +170,8 @@ class TreeRequest(NamedTuple):
         table: of the rules' ratios.
         node_price: expected tokens that a node must bring; None: all that is allowed is drafted.
         inverse_temperature: multiplies the row's logits.
+        threshold: nothing is drafted below a token that the drafter itself, before temperature and filters,
+            gives a lower probability.
     """
 
     max_nodes: int
@@ -151,6 +180,25 @@ class TreeRequest(NamedTuple):
     table: int = 0
     node_price: float | None = None
     inverse_temperature: float = 1.0
+    threshold: float = 0.0
+
+
+class DraftSampling(NamedTuple):
+    """How drawn chains are drawn, as in `sampling_probs` and `draw_tokens`: an entry a row.
+
+    Attributes:
+        temperature, top_p, min_p: float32 [B].
+        top_k: int32 [B].
+        seeds: int64 [B].
+        positions: int64 [B] of the round.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    positions: Tensor
 
 
 class GrownTree(NamedTuple):
@@ -161,6 +209,9 @@ class GrownTree(NamedTuple):
         tokens: of each draft.
         parents: node of each draft's parent.
         ranks: among its siblings, the likeliest first.
+        columns: place of each draft among the row's nodes that were run, those of the prefix first; -1: it
+            was not.
+        rows: of `GrownTrees.probs`, that each was drawn from; -1: it was not.
         chances: that all of its path is kept.
         probabilities: of each draft in its parent's row.
     """
@@ -168,60 +219,72 @@ class GrownTree(NamedTuple):
     tokens: list[int]
     parents: list[int]
     ranks: list[int]
+    columns: list[int]
+    rows: list[int]
     chances: list[float]
     probabilities: list[float]
+
+
+class GrownTrees(NamedTuple):
+    """What `draft_tree` gives back.
+
+    Attributes:
+        trees: a row's each.
+        levels: their number.
+        probs: float32 [R, V] the rows that tokens were drawn from; None where none was.
+        parents: int32 [B, n] of the nodes that were run, the prefix's among them; None for chains.
+        outputs: [B, n, D] the last block's.
+        entries: of each mixer, of these nodes.
+    """
+
+    trees: list[GrownTree]
+    levels: int
+    probs: Tensor | None
+    parents: Tensor | None
+    outputs: Tensor
+    entries: list[BlockEntries]
 
 
 def draft_tree(
     logits: Tensor,
     requests: Sequence[TreeRequest],
     rules: TreeRules,
+    drafting: Drafting,
+    place: DraftPlace,
     *,
-    outputs: Tensor,
-    table: Tensor,
-    own: tuple[Tensor, PackedWeight] | None,
-    weights: BlockWeights,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor | None = None,
-    prefix: Prefix,
-    prefix_mixed: Tensor,
-    norm: Tensor,
-    head: PackedWeight,
-    scale: float | None = None,
-) -> tuple[list[GrownTree], int]:
-    """Grows the trees of the likeliest drafts, best first (SpecLA, arXiv:2607.16673), on a CPU: `draft_step`
-    and `likeliest` level by level, and between them the choices of `specdec.drafters.tree`, with the same
-    numbers.
+    sampling: DraftSampling | None = None,
+) -> GrownTrees:
+    """Grows the trees of the likeliest drafts, best first (SpecLA, arXiv:2607.16673), or drawn chains, on a
+    CPU: `draft_step` and `likeliest`, or `sampling_probs` and `draw_tokens`, level by level, and between them
+    the choices of `specdec.drafters.tree`, with the same numbers.
 
     Args:
         logits: float32 [B, V'] contiguous, after each row's last emitted token.
         requests: a row's each.
         rules: of all of them.
-        outputs, table, own, weights, conv_state, state, slots, prefix, prefix_mixed, norm, head, scale: as
-            in `draft_step`; the prefix's parents int32 [B, NP], or None for chains.
-
-    Returns:
-        A row's tree each, and the number of levels.
+        drafting: what drafts.
+        place: where.
+        sampling: how chains are drawn; None: the likeliest tokens.
 
     Raises:
         ValueError: an argument has the wrong dtype, shape, stride or value, or an input requires grad in grad
-            mode.
+            mode; siblings are to be drawn.
         TypeError: an argument has the wrong type.
     """
-    drafter = _drafter_operands(
-        outputs, table, own, weights, conv_state, state, slots, prefix, prefix_mixed, norm, head, scale
-    )
+    operands = _operands(drafting, place)
     want_type("rules", rules, TreeRules)
     for price in [r.node_price for r in requests]:
         if price is not None and not price >= 0.0:  # NaN neither
             raise ValueError(f"requests: got node_price {price}, want at least 0, or None")
-    even = all(r.inverse_temperature == 1.0 for r in requests)
-    counts, nodes, chances = _draft_tree(
+    even = sampling is not None or all(r.inverse_temperature == 1.0 for r in requests)
+    sure = any(r.threshold > 0.0 for r in requests)
+    counts, nodes, chances, probs, parents, outputs, entries = _draft_tree(
         logits,
         torch.tensor([r[:4] for r in requests], dtype=torch.int64).view(-1, 4),
         torch.tensor([-1.0 if r.node_price is None else r.node_price for r in requests], dtype=torch.float64),
+        torch.tensor([r.threshold for r in requests], dtype=torch.float64) if sure else None,
         None if even else torch.tensor([r.inverse_temperature for r in requests], dtype=torch.float32),
+        *(_NOT_DRAWN if sampling is None else sampling),
         rules.ratios,
         rules.edges,
         rules.most_chance,
@@ -233,47 +296,63 @@ def draft_tree(
         rules.most_nodes,
         rules.ends,
         rules.vocabulary,
-        *drafter,
+        *operands,
         0,  # serial: a level is a node or a few
     )
     *sizes, levels = counts.tolist()
     grown = zip(sizes, nodes.tolist(), chances.tolist(), strict=True)
     trees = [GrownTree(*[column[:size] for column in (*ints, *floats)]) for size, ints, floats in grown]
-    return trees, levels
+    return GrownTrees(
+        trees,
+        levels,
+        None if sampling is None else probs,
+        parents if parents.shape[1] else None,
+        outputs,
+        entries_of(entries),
+    )
 
 
-def _drafter_operands(
-    outputs: Tensor,
-    table: Tensor,
-    own: tuple[Tensor, PackedWeight] | None,
-    weights: BlockWeights,
-    conv_state: Tensor,
-    state: Tensor,
-    slots: Tensor | None,
-    prefix: Prefix,
-    prefix_mixed: Tensor,
-    norm: Tensor,
-    head: PackedWeight,
-    scale: float | None,
-) -> tuple[Any, ...]:
-    """The drafter and where its sequences stand, as both operators take them."""
-    want_type("weights", weights, BlockWeights)
+_NOT_DRAWN = (None,) * len(DraftSampling._fields)
+
+
+def _operands(drafting: Drafting, place: DraftPlace) -> tuple[Any, ...]:
+    """What drafts and where, as both operators take them."""
+    want_type("drafting", drafting, Drafting)
+    want_type("place", place, DraftPlace)
+    table, own, weights, norm, head, adapter = drafting
+    outputs, prefix, conv_states, states, slots, scale = place
+    want_type("weights", weights, BlockStack)
     want_type("head", head, PackedWeight)
-    want_type("prefix", prefix, Prefix)
+    want_tensor("outputs", outputs)
     want_no_bias("head", head)
-    where = (conv_state, state, slots, *prefix_operands(prefix), prefix_mixed)
-    own_operands = _own_operands(own)
+    adapters, eps = _adapter_operands(adapter)
     return (
         outputs,
+        *stack_prefix_operands(prefix),
         table,
-        *own_operands,
+        *_own_operands(own),
         *weights.operands,
-        *where,
+        list(conv_states),
+        list(states),
+        slots,
+        scale,
+        adapters,
+        eps,
         norm,
         head.data,
         head.out_features,
-        scale,
     )
+
+
+def _adapter_operands(adapter: DraftAdapter | None) -> tuple[list[Tensor], float]:
+    if adapter is None:
+        return [], 0.0
+    want_type("adapter", adapter, DraftAdapter)
+    for name in ("gate_up", "down"):
+        weight = getattr(adapter, name)
+        want_type(f"adapter.{name}", weight, PackedWeight)
+        want_no_bias(f"adapter.{name}", weight)
+    return [adapter.norm, adapter.gate_up.data, adapter.down.data], adapter.eps
 
 
 def _own_operands(own: tuple[Tensor, PackedWeight] | None) -> tuple[Tensor | None, Tensor | None]:
