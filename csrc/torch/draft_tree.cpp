@@ -26,6 +26,12 @@ struct Run {
     }
   }
 
+  // What an operator gives back is none of its inputs.
+  void own() {
+    outputs = torch::stable::clone(outputs);
+    for (Tensor& part : entries) part = torch::stable::clone(part);
+  }
+
   // [B, nodes] and [B, added] side by side.
   void append(const int32_t* more, int64_t added) {
     std::vector<int32_t> all;
@@ -261,7 +267,8 @@ DraftResult draft_tree(Tensor logits, Tensor requests, Tensor prices, OptionalTe
   STD_TORCH_CHECK(!branching.empty() && *std::min_element(branching.begin(), branching.end()) >= 1 &&
                       *std::max_element(branching.begin(), branching.end()) <= kMostLikeliest,
                   "branching: want numbers of children, 1 to ", kMostLikeliest);
-  STD_TORCH_CHECK(!drawing.has_value() || (*std::max_element(branching.begin(), branching.end()) == 1 && !tau.has_value()),
+  STD_TORCH_CHECK(!drawing.has_value() ||
+                      (*std::max_element(branching.begin(), branching.end()) == 1 && !tau.has_value()),
                   "sampling: got a shape with siblings, want a chain: drawn trees are grown level by level");
   STD_TORCH_CHECK(most_run >= 0, "most_run: got ", most_run, ", want at least 0");
   STD_TORCH_CHECK(most_nodes >= 0, "most_nodes: got ", most_nodes, ", want at least 0");
@@ -330,6 +337,7 @@ DraftResult draft_tree(Tensor logits, Tensor requests, Tensor prices, OptionalTe
   const Tensor probs =
       drawn.empty() ? new_contiguous(Device{}, {0, 0}, aoti_torch_dtype_float32()) : stacked(drawn);
   const auto [counts, nodes, chances] = results(trees, levels);
+  if (run.nodes == outputs.size(1)) run.own();
   return {counts,
           nodes,
           chances,

@@ -13,7 +13,9 @@ using StackResult = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::ve
 
 const OptionalTensor kAbsent;
 
-std::string numbered(const char* name, size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
+std::string numbered(const char* name, int64_t i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
 
 void check_count(const std::vector<Tensor>& list, const char* name, size_t want, const char* of) {
   STD_TORCH_CHECK(list.size() == want, name, ": got ", list.size(), " tensors, want ", want, ", ", of);
@@ -133,24 +135,55 @@ bool entangled(std::vector<Extent> extents) {
   return false;
 }
 
-// A pool of one mixer may share no memory with anything that another one writes or reads.
-void check_all_apart(const Tensor& x, const StackArgs& stack, const std::vector<Tensor>& pending) {
-  std::vector<Extent> extents;
-  for (const Tensor& pool : stack.states) extents.emplace_back(pool, true);
-  for (const Tensor& pool : stack.conv_states) extents.emplace_back(pool, true);
-  for (const Tensor& part : pending) extents.emplace_back(part, false);
-  extents.emplace_back(x, false);
-  if (!entangled(std::move(extents))) return;  // else they may still lie between each other's slots
-  const size_t mixers = stack.states.size();
-  std::vector<std::string> names;
-  for (const char* list : {"states", "conv_states"}) {
-    for (size_t i = 0; i < mixers; ++i) names.push_back(numbered(list, i));
+// An argument, or one of a list; its name is made where something is wrong with it.
+struct Listed {
+  const char* list;
+  int64_t index;  // -1: no list
+  const Tensor* tensor;
+
+  std::string name() const { return index < 0 ? list : numbered(list, index); }
+};
+
+void add(std::vector<Listed>& all, const char* name, const OptionalTensor& t) {
+  if (t.has_value()) all.push_back({name, -1, &*t});
+}
+
+void add(std::vector<Listed>& all, const char* name, const std::vector<Tensor>& list) {
+  for (size_t i = 0; i < list.size(); ++i) all.push_back({name, static_cast<int64_t>(i), &list[i]});
+}
+
+// A pool of one mixer may share no memory with anything that is read with another one, nor with its pools. Of
+// the weights only vectors and taps count, as for a single block.
+void check_all_apart(const Tensor& x, const StackArgs& stack, const std::vector<Part>& parts,
+                     const StackNodes& nodes, const std::vector<Tensor>& pending, const OptionalTensor& path,
+                     const OptionalTensor& path_lengths) {
+  std::vector<Listed> pools, read = {{"x", -1, &x}};
+  add(pools, "states", stack.states);
+  add(pools, "conv_states", stack.conv_states);
+  add(read, "slots", stack.slots);
+  add(read, "parents", nodes.parents);
+  add(read, "lengths", nodes.lengths);
+  add(read, "pending", pending);
+  add(read, "pending.path", path);
+  add(read, "pending.path_lengths", path_lengths);
+  add(read, "conv_biases", stack.conv_biases);
+  for (const Part& part : parts) {
+    if (part.mixer < 0) continue;
+    for (int64_t i : {2, 3, 4}) read.push_back({"weights", part.first + i, &stack.weights[part.first + i]});
   }
-  for (size_t i = 0; i < pending.size(); ++i) names.push_back(numbered("pending", i));
-  std::vector<Named> read = {{"x", x}};
-  for (size_t i = 0; i < pending.size(); ++i) read.emplace_back(names[2 * mixers + i].c_str(), pending[i]);
+  std::vector<Extent> extents;
+  for (const Listed& pool : pools) extents.emplace_back(*pool.tensor, true);
+  for (const Listed& input : read) extents.emplace_back(*input.tensor, false);
+  if (!entangled(std::move(extents))) return;  // else they may still lie between each other's slots
+
+  std::vector<std::string> names;
+  for (const Listed& pool : pools) names.push_back(pool.name());
+  for (const Listed& input : read) names.push_back(input.name());
+  const size_t mixers = stack.states.size();
   for (size_t i = 0; i < mixers; ++i) {
-    std::vector<Named> others = read;
+    std::vector<Named> others;
+    for (size_t j = 0; j < read.size(); ++j)
+      others.emplace_back(names[pools.size() + j].c_str(), *read[j].tensor);
     for (size_t j = i + 1; j < mixers; ++j) {
       others.emplace_back(names[j].c_str(), stack.states[j]);
       others.emplace_back(names[mixers + j].c_str(), stack.conv_states[j]);
@@ -186,7 +219,7 @@ StackResult verify_stack_deferred(Tensor x, std::vector<Tensor> weights, std::ve
   check_count(pending, "pending", kEntryParts * states.size(),
               "k, u, g and the raw projections of each mixer");
   check_all_alike(stack, pending);
-  check_all_apart(x, stack, pending);
+  check_all_apart(x, stack, blocks, {parents, lengths, strategy}, pending, path, path_lengths);
   StackOutputs made =
       run_blocks(x, stack, blocks, {parents, lengths, strategy},
                  [&](const Tensor& stream, const BlockArgs& args, int64_t mixer) {

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from specdec.ops._fakes import MIXER_TENSORS, MLP_TENSORS
 from specdec.ops._operator import operator, want_tensor, want_type
 from specdec.ops.block import BlockWeights
+from specdec.ops.convolution import conv_commit
 from specdec.ops.layer import strategy_code
+from specdec.ops.recurrence import commit
 from specdec.ops.types import Factors
 
 _verify_stack = operator("verify_stack")
@@ -173,6 +176,10 @@ def verify_stack(
             raise ValueError(
                 "prefix: got both pending and prefix, want one: a prefix starts at a committed state"
             )
+        if torch.compiler.is_compiling():  # it traces no operator that writes and gives back lists
+            _fold(pending, conv_states, states, slots)
+            pending = None
+    if pending is not None:
         found = _verify_stack_deferred(
             *head, entry_operands(pending.entries), pending.path, pending.path_lengths, scale, code
         )
@@ -180,6 +187,16 @@ def verify_stack(
         found = _verify_stack(*head, *stack_prefix_operands(prefix), scale, code)
     hidden, read, entries = found
     return StackOutputs(hidden, read, entries_of(entries))
+
+
+def _fold(
+    pending: StackPending, conv_states: Sequence[Tensor], states: Sequence[Tensor], slots: Tensor | None
+) -> None:
+    """Commits what is pending, to the same bits as the deferred operator."""
+    entries, *path = pending
+    for (factors, mixed), window, state in zip(entries, conv_states, states, strict=True):
+        commit(state, factors, *path, slots=slots)
+        conv_commit(window, mixed, *path, slots=slots)
 
 
 def stack_prefix_operands(prefix: StackPrefix | None) -> tuple[list[Tensor], Tensor | None]:
