@@ -337,7 +337,9 @@ def test_the_list_of_weights_is_whole() -> None:
     tensors, *options = call["weights"].operands
     rest = (call["conv_state"], call["state"], call["slots"], *[None] * 8, 0)
     for count in (0, 3, 6, 8, 9):
-        with pytest.raises(ValueError, match=rf"^weights: got {count} tensors, want 10,( or)? 7 without an MLP"):
+        with pytest.raises(
+            ValueError, match=rf"^weights: got {count} tensors, want 10,( or)? 7 without an MLP"
+        ):
             operator("verify_block")(call["x"], tensors[:count], *options, *rest)
 
 

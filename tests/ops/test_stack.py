@@ -133,9 +133,7 @@ def test_shapes(shape: dict[str, Any], earlier: str) -> None:
 @pytest.mark.parametrize(("rows", "nodes"), [(0, 3), (2, 0)])
 def test_empty(rows: int, nodes: int) -> None:
     call, *rest = random_stack(9, B=2, ragged=False, tree=False, **SMALL)
-    expect_block_by_block(
-        {**call, "x": call["x"][:rows, :nodes], "slots": call["slots"][:rows]}, *rest
-    )
+    expect_block_by_block({**call, "x": call["x"][:rows, :nodes], "slots": call["slots"][:rows]}, *rest)
 
 
 def test_an_empty_batch_with_pending() -> None:
@@ -230,7 +228,16 @@ def prefix_call(**changes: Any) -> dict[str, Any]:
 def test_opcheck(bias: bool) -> None:
     check, OPS = torch.library.opcheck, torch.ops.specdec
     call, *_ = random_stack(
-        2, (WHOLE, MLP, MIXER), B=2, N=3, NP=3, ragged=False, tree=False, bias=bias, earlier="pending", **SMALL
+        2,
+        (WHOLE, MLP, MIXER),
+        B=2,
+        N=3,
+        NP=3,
+        ragged=False,
+        tree=False,
+        bias=bias,
+        earlier="pending",
+        **SMALL,
     )
     entries = entry_operands(
         [BlockEntries(factors, mixed.contiguous()) for factors, mixed in call["pending"].entries]
@@ -345,7 +352,11 @@ ERRORS: list[tuple[str, Change, str]] = [
 ]
 # What is wrong with a later layer alone, where an earlier one could have moved by then.
 LATER: list[tuple[str, Change, str]] = [
-    ("heads", one_other("states", 1, f32(4, 1, 32, 32)), r"states\[1\]: got Float \[4, 1, 32, 32\], want the"),
+    (
+        "heads",
+        one_other("states", 1, f32(4, 1, 32, 32)),
+        r"states\[1\]: got Float \[4, 1, 32, 32\], want the",
+    ),
     ("fewer slots", one_other("states", 2, f32(3, 2, 32, 32)), r"states\[2\]: got Float \[3, 2, 32, 32\]"),
     ("dtype", one_other("states", 1, f32(*POOL).bfloat16()), r"states\[1\]: got BFloat16 \[4, 2, 32, 32\]"),
     (
@@ -403,9 +414,7 @@ FIRST: list[tuple[str, Change, str]] = [
     + [pytest.param(deferred_call, *case[1:], id=f"later {case[0]}") for case in LATER]
     + [pytest.param(deferred_call, *case[1:], id=case[0]) for case in FIRST],
 )
-def test_errors_leave_every_pool(
-    base: Callable[..., dict[str, Any]], change: Change, message: str
-) -> None:
+def test_errors_leave_every_pool(base: Callable[..., dict[str, Any]], change: Change, message: str) -> None:
     call = base()
     call.update(change(call))
     before = with_pools(call)

@@ -352,6 +352,12 @@ def _adapter_operands(adapter: DraftAdapter | None) -> tuple[list[Tensor], float
         weight = getattr(adapter, name)
         want_type(f"adapter.{name}", weight, PackedWeight)
         want_no_bias(f"adapter.{name}", weight)
+    D, F = adapter.gate_up.in_features, adapter.down.in_features
+    for name, want in (("gate_up", [2 * F, D]), ("down", [D, F])):
+        weight = getattr(adapter, name)
+        got = [weight.out_features, weight.in_features]
+        if got != want:
+            raise ValueError(f"adapter.{name}: got {got}, want [out, in] = {want}")
     return [adapter.norm, adapter.gate_up.data, adapter.down.data], adapter.eps
 
 
