@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ SHAPES = [TreeShape(), TreeShape((2, 2, 1)), TreeShape((4, 1)), TreeShape.pruned
 class LevelByLevel(RecurrentDrafter):
     """As drafters do that cannot grow a tree in one call."""
 
-    def run_trees(self, logits, requests, rules):  # type: ignore[no-untyped-def]
+    def run_trees(self, logits, requests, rules, sampling):  # type: ignore[no-untyped-def]
         return None
 
 
@@ -128,7 +129,7 @@ def test_a_price_that_nothing_meets_stops_after_the_first_level() -> None:
             assert len(proposal.tree) == 1
 
 
-def arguments() -> dict[str, object]:
+def arguments() -> dict[str, Any]:
     """A call of `draft_tree` over one emitted token a row."""
     target = random_model(0)
     model = random_drafter(target, 0)
@@ -147,21 +148,26 @@ def arguments() -> dict[str, object]:
     no_ends = torch.tensor([], dtype=torch.int64)
     rules = RecurrentDrafter(model)._learned.rules(TreeShape((2,)), 0.0, no_ends, None)
     requests = [ops.TreeRequest(4, 3, 0), ops.TreeRequest(2, 1, 0)]
-    return {"logits": logits, "requests": requests, "rules": rules} | model._continuing(
-        h, cache, slots, steps
-    )
+    return {
+        "logits": logits,
+        "requests": requests,
+        "rules": rules,
+        "drafting": model._drafting,
+        "place": model._place(h, cache, slots, steps),
+    }
 
 
-def grown(**changed: object) -> tuple[list[ops.GrownTree], int]:
+def grown(**changed: Any) -> ops.GrownTrees:
     with torch.inference_mode():
-        return ops.draft_tree(**(arguments() | changed))  # type: ignore[arg-type]
+        return ops.draft_tree(**(arguments() | changed))
 
 
 def test_limits_of_rows_hold() -> None:
-    (first, second), levels = grown()
+    found = grown()
+    first, second = found.trees
     assert len(first.tokens) == 4
     assert len(second.tokens) == 2
-    assert levels == 2
+    assert found.levels == 2
     assert first.parents == [0, 0, 1, 2]
     assert first.ranks == [0, 1, 0, 0]
     for chance, parent in zip(first.chances, first.parents, strict=True):
@@ -212,7 +218,7 @@ def test_wrong_arguments(name: str, change: object, message: str) -> None:
 
 def test_branching_without_children() -> None:
     with pytest.raises(ValueError, match="branching: want numbers of children"):
-        grown(rules=arguments()["rules"]._replace(branching=(0,)))  # type: ignore[attr-defined]
+        grown(rules=arguments()["rules"]._replace(branching=(0,)))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +234,7 @@ def test_branching_without_children() -> None:
     ids=str,
 )
 def test_wrong_rules(change: dict[str, object], message: str) -> None:
-    rules = arguments()["rules"]._replace(tau=2.0, **change)  # type: ignore[attr-defined]
+    rules = arguments()["rules"]._replace(tau=2.0, **change)
     with pytest.raises(ValueError, match=f"^{message}"):
         grown(rules=rules)
 
@@ -236,23 +242,28 @@ def test_wrong_rules(change: dict[str, object], message: str) -> None:
 def test_no_rows_and_no_limit() -> None:
     """A negative size of a pruned tree ended in memory that is not its own, twice a great one in none."""
     call = arguments()
-    rules = call["rules"]._replace(branching=(4,), tau=2.0)  # type: ignore[attr-defined]
+    rules = call["rules"]._replace(branching=(4,), tau=2.0)
     limits = [grown(rules=rules, requests=[ops.TreeRequest(most, 3, 0)] * 2) for most in (1000, 2**63 - 1)]
-    assert limits[0] == limits[1]
-    assert all(tree.tokens for tree in limits[0][0])
-    none = {name: call[name][:0] for name in ("logits", "outputs", "slots", "prefix_mixed")}  # type: ignore[index]
-    factors = ops.Factors(*[factor[:0] for factor in call["prefix"].factors])  # type: ignore[attr-defined]
-    assert grown(**none, requests=[], prefix=ops.Prefix(factors)) == ([], 0)
+    assert limits[0].trees == limits[1].trees
+    assert all(tree.tokens for tree in limits[0].trees)
+    place = call["place"]
+    ((factors, mixed),) = place.prefix.entries
+    entries = [ops.BlockEntries(ops.Factors(*(factor[:0] for factor in factors)), mixed[:0])]
+    place = place._replace(outputs=place.outputs[:0], slots=place.slots[:0], prefix=ops.StackPrefix(entries))
+    none = grown(logits=call["logits"][:0], requests=[], place=place)
+    assert (none.trees, none.levels, none.probs, none.parents) == ([], 0, None, None)
 
 
 def test_outputs_and_factors_are_of_the_same_nodes() -> None:
     """In a chain no parent would tell."""
     call = arguments()
-    outputs = torch.cat([call["outputs"]] * 3, dim=1)  # type: ignore[list-item]
-    prefix = call["prefix"]._replace(parents=None)  # type: ignore[attr-defined]
-    rules = call["rules"]._replace(branching=(1,))  # type: ignore[attr-defined]
+    place = call["place"]
+    place = place._replace(
+        outputs=torch.cat([place.outputs] * 3, dim=1), prefix=place.prefix._replace(parents=None)
+    )
+    rules = call["rules"]._replace(branching=(1,))
     with pytest.raises(ValueError, match=r"^prefix\.factors\.k: got shape"):
-        grown(outputs=outputs, prefix=prefix, rules=rules, requests=[ops.TreeRequest(4, 3, 2)] * 2)
+        grown(place=place, rules=rules, requests=[ops.TreeRequest(4, 3, 2)] * 2)
 
 
 def test_what_is_no_distribution_has_no_drafts() -> None:
@@ -260,6 +271,6 @@ def test_what_is_no_distribution_has_no_drafts() -> None:
     assert isinstance(logits, torch.Tensor)
     logits = logits.clone()
     logits[0, 1] = math.nan
-    (first, second), _ = grown(logits=logits)
+    first, second = grown(logits=logits).trees
     assert first.tokens == []
     assert len(second.tokens) == 2

@@ -34,7 +34,7 @@ int64_t token_of(int64_t column, const DraftVocabulary& vocabulary) {
 
 // Logits [R, V] over all tokens; those without a column have no chance.
 Tensor over_all_tokens(const Tensor& logits, const DraftVocabulary& vocabulary) {
-  if (vocabulary.tokens == nullptr) return logits;
+  if (vocabulary.tokens == nullptr && vocabulary.columns == vocabulary.size) return logits;
   const int64_t R = logits.size(0), V = vocabulary.size, columns = vocabulary.columns;
   const Tensor all = new_contiguous(Device{}, {R, V}, aoti_torch_dtype_float32());
   const float* from = present<float>(logits);

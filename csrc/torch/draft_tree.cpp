@@ -224,8 +224,8 @@ std::optional<Drawing> drawing_of(const OptionalTensor& temperature, const Optio
       {float_vector(*temperature, "sampling.temperature", B, "[B]"),
        int32_or_null(top_k, "sampling.top_k", {B}, "[B]"), float_vector(*top_p, "sampling.top_p", B, "[B]"),
        float_vector(*min_p, "sampling.min_p", B, "[B]")},
-      reinterpret_cast<const uint64_t*>(longs(*seeds, "seeds", B, "[B]")),
-      longs(*positions, "positions", B, "[B]")};
+      reinterpret_cast<const uint64_t*>(longs(*seeds, "sampling.seeds", B, "[B]")),
+      longs(*positions, "sampling.positions", B, "[B]")};
 }
 
 // counts, nodes and chances as `results` has them; probs [R, V] that were drawn from, [0, 0] where none was;
