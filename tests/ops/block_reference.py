@@ -1,5 +1,5 @@
-"""A Gated DeltaNet block in float64, stage by stage, each with the bound of the roundings in it and of what it
-was given.
+"""A Gated DeltaNet block in float64, stage by stage, each with the bound of the roundings in it and of what
+it was given.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def random_drafting(
     tree: bool = True,
     **block: Any,
 ) -> Made:
-    """Keyword arguments of a call, those of `Drafting` and `DraftPlace` among them, its blocks, and the keyword
-    arguments of each one's `BlockWeights`. Parents are nodes of the prefix, lengths 0 to N with both among
+    """Keyword arguments of a call, those of `Drafting` and `DraftPlace` among them, its blocks, and those of
+    each one's `BlockWeights`. Parents are nodes of the prefix, lengths 0 to N with both among
     them; tokens and parents beyond them are out of range.
     """
     call, blocks, weights = random_stack(seed, parts, N=N, NP=NP, tree=tree, earlier="prefix", **block)

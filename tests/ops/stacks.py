@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.blocks import random_block
+from ops.cases import bits
 from specdec import ops
 from specdec.ops import (
     BlockEntries,
@@ -23,6 +24,7 @@ from specdec.ops import (
 )
 
 ROWS = ("slots", "parents", "lengths", "scale")  # arguments that all blocks share
+SMALL = {"HK": 1, "HV": 2, "DK": 32, "DV": 32}  # a block's heads
 WHOLE, MIXER, MLP = "whole", "mixer", "mlp"  # what there is of a block
 
 
@@ -134,3 +136,25 @@ def cut(entries: Sequence[BlockEntries], nodes: slice) -> list[BlockEntries]:
         BlockEntries(Factors(*(t[:, nodes].contiguous() for t in factors if t is not None)), mixed[:, nodes])
         for factors, mixed in entries
     ]
+
+
+def assert_same_bits(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert got.keys() == want.keys()
+    for name in want:
+        assert got[name].shape == want[name].shape, name
+        assert torch.equal(bits(got[name].contiguous()), bits(want[name].contiguous())), name
+
+
+def plain_call(**changes: Any) -> dict[str, Any]:
+    call, *_ = random_stack(2, B=2, N=3, ragged=False, tree=False, **SMALL)
+    return {**call, **changes}
+
+
+def deferred_call(**changes: Any) -> dict[str, Any]:
+    call, *_ = random_stack(2, B=2, N=3, NP=3, ragged=False, tree=False, earlier="pending", **SMALL)
+    return {**call, **changes}
+
+
+def prefix_call(**changes: Any) -> dict[str, Any]:
+    call, *_ = random_stack(2, B=2, N=3, NP=3, ragged=False, tree=False, earlier="prefix", **SMALL)
+    return {**call, **changes}

@@ -167,8 +167,8 @@ def test_the_prefix_is_what_steps_make_of_it(old_parents: bool, new_parents: boo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parts", [(WHOLE,), (WHOLE, MLP, MIXER)], ids=str)
 def test_levels_are_one_verification(parts: tuple[str, ...], dtype: torch.dtype) -> None:
-    """A tree that is drafted level by level, each on the outputs of the one before, and the blocks over all of
-    it at once from the committed state: the same bits of every node.
+    """A tree that is drafted level by level, each on the outputs of the one before, and the blocks over all
+    of it at once from the committed state: the same bits of every node.
     """
     made = random_drafting(25, parts, B=3, N=2, NP=1, dtype=dtype, ragged=False, adapter=len(parts) > 1)
     call = made[0]

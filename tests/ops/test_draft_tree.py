@@ -1,5 +1,5 @@
-"""draft_tree: what levels one by one with the operators that it stands for give, bit for bit, and what it hands
-back of the nodes that it ran.
+"""draft_tree: what levels one by one with the operators that it stands for give, bit for bit, and what it
+hands back of the nodes that it ran.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ops.stacks import MIXER, MLP, WHOLE
 from specdec import ops
 from specdec.acceptance import SamplingParams
 from specdec.drafters import DraftRequest
-from specdec.drafters.draws import Parent, draw_children
+from specdec.drafters.draws import draw_children
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.tree import GrowingTree, as_said, drawing_of
 from specdec.ops import DraftSampling, GrownTrees, StackPrefix, TreeRequest, TreeRules
@@ -131,9 +131,7 @@ def level_by_level(draft: Draft) -> Levels:
         asked = [tree.asked(nodes) for tree, nodes in zip(trees, wanted, strict=True)]
         flat = [parent for of_row in asked for parent in of_row]
         raw = logits.softmax(-1)
-        children = draw_children(
-            logits.clone(), flat, draw=draft.drawn, vocabulary=known, vocab_size=VOCAB
-        )
+        children = draw_children(logits.clone(), flat, draw=draft.drawn, vocabulary=known, vocab_size=VOCAB)
         found = zip(children.tokens, children.probabilities, children.rows, raw, strict=True)
         count = sum(map(len, probs))
         for tree, of_row, threshold in zip(trees, asked, draft.thresholds, strict=True):
@@ -357,7 +355,7 @@ def test_what_is_handed_back_is_one_verification(shape: TreeShape) -> None:
 
 
 def test_chains_below_the_last_node_have_no_parents() -> None:
-    """Every row goes on where the prefix, a chain, ended: nothing else is known of the nodes than their number."""
+    """Every row goes on where the prefix, a chain, ended."""
     draft = random_draft(3, limits=[(5, 5)] * 3)
     call = draft.made[0]
     call["prefix"] = call["prefix"]._replace(parents=None)
