@@ -57,7 +57,6 @@ def build_drafter(
     from specdec.drafters.combined import CombinedDrafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.recurrent import RecurrentDrafter
-    from specdec.drafters.shape import TreeShape
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
 
     if spec.online:
@@ -73,9 +72,7 @@ def build_drafter(
             model,
             slots=options.slots,
             branching=spec.shape,
-            drawn=TreeShape()
-            if spec.shape.tau is not None
-            else None,  # drawn level by level, siblings cost more
+            drawn=spec.drawn_shape,
             replacement=independent,
             draw=spec.draws,
         )
@@ -91,9 +88,16 @@ def build_drafter(
             exit=end.exit,
             widen=end.widen,
             branching=spec.shape,
+            drawn=spec.drawn_shape,
             replacement=independent,
         )
-    return ModelDrafter(model, slots=options.slots, branching=spec.shape, replacement=independent)
+    return ModelDrafter(
+        model,
+        slots=options.slots,
+        branching=spec.shape,
+        drawn=spec.drawn_shape,
+        replacement=independent,
+    )
 
 
 def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Drafter:

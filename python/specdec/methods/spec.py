@@ -196,13 +196,22 @@ class DrafterSpec:
         return TreeShape.parse(self.tree)
 
     @property
+    def drawn_shape(self) -> TreeShape:
+        """The shape of its drafts where they are drawn: a chain for "auto", as siblings that are drawn cost
+        more than they bring.
+        """
+        from specdec.drafters.shape import TreeShape
+
+        return self.shape if self.shape.tau is None else TreeShape()
+
+    @property
     def is_chain(self) -> bool:
-        """Whether no node of its drafts has two children."""
+        """Whether no node of its drawn drafts has two children."""
         from specdec.drafters.draft_exit import parse_exit
 
         if self.exit and parse_exit(self.exit).widen > 1:
             return False
-        return not self.has_model or self.shape.is_chain
+        return not self.has_model or self.drawn_shape.is_chain
 
     @property
     def other_tree(self) -> str | None:
@@ -230,11 +239,10 @@ class DrafterSpec:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws its tokens at random where the target does. Together with "ngram" it does not, as
-        drawn tokens share no tree with others, and with a set that changes by the clock, as no seed would
-        repeat them.
+        """Whether it draws its tokens at random where the target does; together with "ngram" the model then
+        drafts alone. With a set that changes by the clock it does not, as no seed would repeat them.
         """
-        return self.has_model and not self.combined and not self.online
+        return self.has_model and not self.online
 
     def check_acceptance(self, rule: str) -> None:
         """Refuses a rule that is not exact for what this drafter proposes to sampled requests.
