@@ -121,13 +121,16 @@ def test_adapted_drafters_by_name() -> None:
     assert (combined.name, combined.label) == ("adapted:some/dir+ngram",) * 2
     assert DrafterSpec.parse("adapted+ngram").combined
     assert DrafterSpec.parse("model:some+ngram").model == "some+ngram"
-    assert combined.decided_by("speculative") == "follow"
+    assert combined.decided_by("auto") == "block"  # drawn chains of the model alone
     assert DrafterSpec.parse("adapted:some/dir", tree="2,1").label == "adapted:some/dir tree 2,1"
     assert DrafterSpec.parse("exit:2", tree="auto").label == "exit:2 tree auto"
     for text in ("adapted:", "adapted:+ngram", "adapted+", "adapted+oracle", "ngram+ngram"):
         with pytest.raises(ValueError, match=f"got {re.escape(repr(text))}, want one of"):
             DrafterSpec.parse(text)
-    # It draws; together with n-grams it proposes the likeliest tokens, which are followed.
+    # It draws chains, or the trees that are asked for.
+    assert spec.decided_by("auto") == "block"
+    spec.check_acceptance("block")
+    spec = DrafterSpec.parse("adapted", tree="2,1")
     assert [spec.decided_by(rule) for rule in ("auto", "speculative", "typical")] == [
         "traversal",
         "speculative",
@@ -135,7 +138,6 @@ def test_adapted_drafters_by_name() -> None:
     ]
     with pytest.raises(ValueError, match=r"^acceptance: .*block"):
         spec.check_acceptance("block")
-    DrafterSpec.parse("adapted", tree="1").check_acceptance("block")
 
 
 def test_a_target_without_a_drafter_says_how_to_get_one(tmp_path: Path, model: CausalLM) -> None:
