@@ -15,6 +15,7 @@ from typing import Any
 from specdec.bench.harness import Measured, Unit, speedup_of
 from specdec.bench.studies.lab import Entry, Lab, Step
 from specdec.bench.studies.section import Section, times
+from specdec.bench.studies.tier_costs import PassCosts, pass_costs
 from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.drafters.plan import Plan, Planner
 from specdec.drafters.stage import Work
@@ -35,7 +36,9 @@ LEGEND = (
     "the middle exit's, given that those before them were. Target: likewise the tokens of the tier below "
     "the target that were the target's. Checks: by the middle exit, a round. By the formula: m (N_d E + M) + "
     "L layer passes, N_d E + L in two tiers; drafts are shorter just before a sequence's end. By passes: the "
-    "speedup if nothing but the number of layer passes took time. Over two: speedup over the best two-tier "
+    "speedup if nothing but the number of layer passes took time. By operators: the speedup if nothing took "
+    "time but the operators of the passes, timed by themselves, the head and passes over several nodes among "
+    "them. Over two: speedup over the best two-tier "
     "setting of this table, whose choice after the fact favours it. Tokens/s: of the fastest turn on each "
     "prompt, which other work on the machine touches least."
 )
@@ -145,7 +148,7 @@ def settings(lab: Lab) -> list[Setting]:
 
 def steps(lab: Lab) -> int:
     """Calls of `step` that `measure` makes."""
-    return len(lab.units(1, _each(lab))) * (1 + len(settings(lab))) * _repeats(lab)
+    return 1 + len(lab.units(1, _each(lab))) * (1 + len(settings(lab))) * _repeats(lab)
 
 
 def measure(lab: Lab, step: Step) -> Result:
@@ -154,6 +157,8 @@ def measure(lab: Lab, step: Step) -> Result:
     entries = [setting.entry for setting in chosen]
     measured = lab.measured(entries, units, batch=1, count=_tokens(lab), repeats=_repeats(lab), step=step)
     layers, every = lab.model.num_layers, range(len(units))
+    costs = pass_costs(lab)
+    step("operators")
     rows = [
         row | _counts(setting, setting.watches[1:], row["rounds"], layers)
         for setting, row in zip(chosen, lab.rows(entries, units, measured, 1), strict=True)
@@ -163,6 +168,7 @@ def measure(lab: Lab, step: Step) -> Result:
     assert two is not None
     for row, m in zip(rows, measured[1:], strict=True):
         row["over_two"] = speedup_of(m, measured[1 + two], every)
+        row["by_operators"] = _by_operators(costs, row)
     return {
         "layers": layers,
         "runs": f"{len(units)} prompts, {_tokens(lab)} tokens each, {_repeats(lab)} turns.",
@@ -170,6 +176,14 @@ def measure(lab: Lab, step: Step) -> Result:
         "rows": rows,
         "prompts": _by_prompt(chosen, units, measured, best, _repeats(lab), layers),
     }
+
+
+def _by_operators(costs: PassCosts, row: Mapping[str, Any]) -> float | None:
+    """The speedup of a row's plan, if nothing but operators took time."""
+    if not row["tiers"]:
+        return None
+    took = costs.round(Plan.parse(row["name"]), row["checks_per_round"])
+    return float(row["tokens_per_round"] * costs.plain / took)
 
 
 def _best(rows: Sequence[Mapping[str, Any]], tiers: int) -> int | None:
@@ -274,6 +288,7 @@ HEADER = [
     "layer passes a round",
     "by the formula",
     "by passes",
+    "by operators",
     "rounds plain, two, three tiers",
 ]
 
@@ -292,6 +307,7 @@ def _cells(row: Mapping[str, Any], layers: int) -> list[str]:
         f"{row['passes_per_round']:.2f}",
         f"{row['formula_passes_per_round']:.2f}",
         times(row["tokens_per_round"] * layers / row["passes_per_round"]),
+        "" if row["by_operators"] is None else times(row["by_operators"]),
         " ".join(f"{share:.0%}" for share in of),
     ]
 
@@ -340,6 +356,15 @@ def account(result: Result) -> list[str]:
             f"{max(ratios):.2f} times as fast."
             if ratios
             else f"{where}: on none of these prompts."
+        )
+    limits = {
+        n: max((r["by_operators"] for r in result["rows"] if r["tiers"] == n), default=0.0) for n in (2, 3)
+    }
+    if limits[3]:
+        said.append(
+            f"If nothing but the operators took time, the best of three tiers would be "
+            f"{limits[3] / limits[2]:.2f} times as fast as the best of two ({limits[3]:.2f} and "
+            f"{limits[2]:.2f} times plain decoding)."
         )
     chosen = next(row for row in result["rows"] if row["name"] == CHOSEN)
     better = max(1.0, *(row["speedup"] for row in result["rows"] if row["tiers"] == 2))
