@@ -160,6 +160,8 @@ class DraftBudget:
         costs: what rounds cost; None: a loop takes what was learned about its model.
         whole: verify what is proposed as it is, of a drafter that says itself where a draft ends. There
             are no prices then: the clock alone says whether to draft (`rests`).
+        planned: the drafter itself compares rounds with drafts and without them, by the clock: it never
+            rests.
 
     Raises:
         ValueError: a number is no integer or out of its range.
@@ -172,11 +174,13 @@ class DraftBudget:
         adaptive: bool = True,
         costs: RoundCost | None = None,
         whole: bool = False,
+        planned: bool = False,
     ) -> None:
         check_integer("max_draft", max_draft, 0)
         self.max_draft = max_draft
         self.adaptive = adaptive
         self.whole = whole
+        self.planned = planned
         self.costs = RoundCost() if costs is None else costs
         self._given = costs
         self.acceptance = RunningRatio(*ACCEPTANCE)
@@ -190,7 +194,9 @@ class DraftBudget:
             rates: of loops of the same kind before; it goes on learning. None: nothing is known.
         """
         given = costs if self._given is None else self._given
-        budget = DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
+        budget = DraftBudget(
+            self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole, planned=self.planned
+        )
         # What rounds of a fixed length bring says nothing of those that draft what pays.
         if rates is not None and self._given is None and self.adaptive:
             budget._rates = rates
@@ -209,7 +215,7 @@ class DraftBudget:
 
     def rests(self, rows: int) -> bool:
         """Whether a round of `rows` sequences goes without asking the drafter; call it once a round."""
-        if not self.adaptive or self.max_draft == 0:
+        if not self.adaptive or self.planned or self.max_draft == 0:
             return False
         return self._rates.rest(rows).due()
 

@@ -1,10 +1,11 @@
 """Chooses the tiers of every round from what rounds took and brought.
 
 Each plan, plain decoding among them, is expected to take and to bring what the arithmetic says: layers that
-run, in the measured time of a layer, and tokens by how often one exit's drafts pass another (section 3 of
-arXiv 2211.17192). What rounds of the plan then take and bring counts for more and more of it. So one measured
-plan tells about all of them, and a plan that looks bad by the arithmetic is tried once in a while all the
-same, ever more rarely.
+run, times what rounds of as many tiers took for each, and tokens by how often one exit's drafts pass another
+(section 3 of arXiv 2211.17192). What rounds of the plan then take and bring counts for more and more of it.
+So one measured plan tells about all of its kind, and a plan that looks bad by the arithmetic is tried once in
+a while all the same, ever more rarely. Times are kept in rounds of plain decoding at the pace that the
+machine had then.
 
 Rounds whose drafts are drawn at random take the first plan: a clock has no say in such a text.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 
@@ -29,27 +31,29 @@ INNER = (1, 2, 3)  # N_d of three
 TENTATIVE = (2, 4, 6)  # N_i
 MEMORY = 0.99  # of a plan's rounds, a round of that plan
 BELIEF = 20.0  # rounds of a plan that the arithmetic counts for
-ACCEPTANCE = 0.995, 6.0  # of drafts between two exits: memory, and what the prior counts for
+ACCEPTANCE = 0.98, 6.0  # of drafts between two exits: memory, and what the prior counts for
+OVERHEAD = 0.98, 4.0  # of rounds of so many tiers, over their layers: memory, and what the prior counts for
+PACE = 0.1  # of the latest round in what a round of plain decoding takes
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
 EXPLORE_EVERY = 32  # rounds; doubled until another one is clearly better than the best so far
 CLEARLY = 0.02  # above the best one so far: then it is worth trying more
-HELD = 4  # rounds of a plan before all are compared again, which takes a part of a round
+HELD = 8  # rounds of a plan before all are compared again, which takes a part of a round
 MARGIN = 0.02  # that drafting must promise more than plain decoding
 
 
 @dataclass
 class _Arm:
-    """What rounds of one plan took and brought of late, in rounds, tokens and seconds."""
+    """What rounds of one plan took and brought of late, in rounds, tokens and rounds of plain decoding."""
 
     rounds: float = 0.0
     tokens: float = 0.0
-    seconds: float = 0.0
+    units: float = 0.0
 
-    def observe(self, tokens: float, seconds: float) -> None:
+    def observe(self, tokens: float, units: float) -> None:
         """Books a round."""
         self.rounds = MEMORY * self.rounds + 1.0
         self.tokens = MEMORY * self.tokens + tokens
-        self.seconds = MEMORY * self.seconds + seconds
+        self.units = MEMORY * self.units + units
 
 
 @dataclass
@@ -58,13 +62,17 @@ class _Learned:
 
     Attributes:
         arms: by plan; None is plain decoding.
-        unit: seconds of a round of plain decoding, by all plans.
+        overheads: by tiers, what their rounds take over what their layers would.
+        second: of a round of plain decoding, by the rounds of all plans; 0 before any.
         best: the plan of late.
         left: rounds for which it stays so.
     """
 
     arms: dict[Plan | None, _Arm] = field(default_factory=dict)
-    unit: _Arm = field(default_factory=_Arm)  # its tokens are units
+    overheads: dict[int, RunningRatio] = field(
+        default_factory=lambda: {tiers: RunningRatio(*OVERHEAD) for tiers in (1, 2, 3)}
+    )
+    second: float = 0.0
     exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
     best: Plan | None = None
     left: int = 0
@@ -90,6 +98,16 @@ def likely_plans(exits: Sequence[int]) -> list[Plan]:
     for i, exit in enumerate(exits):
         plans += [Plan(exit, n, m, t) for m in exits[i + 1 :] for n in INNER for t in TENTATIVE]
     return plans
+
+
+def _tiers(plan: Plan | None) -> int:
+    return 1 if plan is None else 3 if plan.middle else 2
+
+
+@lru_cache
+def _several(rows: int, nodes: int) -> float:
+    """What a pass over so many nodes of each sequence is thought to take, in passes over one."""
+    return prior_cost(rows, nodes) / prior_cost(rows, 1)
 
 
 class AdaptivePlanner:
@@ -152,23 +170,25 @@ class AdaptivePlanner:
     def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
         """Books a round of `rows` sequences: the tokens that all of them emitted, and its seconds."""
         learned = self._experience.learned.setdefault(rows, _Learned())
-        unit = learned.unit
-        units = self._units(plan, rows)
-        if unit.tokens:  # an interruption says nothing about plans
-            seconds = min(seconds, 3.0 * units * unit.seconds / unit.tokens)
-        unit.observe(units, seconds)
-        self._arm(learned, plan).observe(tokens / rows, seconds)
+        overhead, layers = learned.overheads[_tiers(plan)], self._units(plan, rows)
+        expected = overhead.value * layers
+        if not learned.second:
+            learned.second = seconds / expected
+        seconds = min(seconds, 3.0 * expected * learned.second)  # an interruption says nothing about plans
+        took = seconds / learned.second
+        overhead.observe(took, layers)
+        learned.second += PACE * (seconds / expected - learned.second)
+        self._arm(learned, plan).observe(tokens / rows, took)
 
     @staticmethod
     def _arm(learned: _Learned, plan: Plan | None) -> _Arm:
         return learned.arms.setdefault(plan, _Arm())
 
     def _value(self, learned: _Learned, plan: Plan | None, rows: int) -> float:
-        """Tokens a sequence and second."""
-        arm, unit = self._arm(learned, plan), learned.unit
-        second = unit.seconds / unit.tokens if unit.tokens else 1.0
+        """Tokens a sequence in the time of a round of plain decoding."""
+        arm, overhead = self._arm(learned, plan), learned.overheads[_tiers(plan)]
         tokens = arm.tokens + BELIEF * self._tokens(plan)
-        return tokens / (arm.seconds + BELIEF * second * self._units(plan, rows))
+        return tokens / (arm.units + BELIEF * overhead.value * self._units(plan, rows))
 
     def _tokens(self, plan: Plan | None) -> float:
         """Tokens that a round emits, by the acceptance between exits."""
@@ -190,15 +210,15 @@ class AdaptivePlanner:
         return max((plan.tentative + 0.5 * (came - 1.0)) / came, 1.0)
 
     def _units(self, plan: Plan | None, rows: int) -> float:
-        """Time of a round, in rounds of plain decoding."""
+        """Time of the layers of a round, in rounds of plain decoding."""
         if plan is None:
             return 1.0
 
         def several(nodes: float) -> float:
             """What a layer takes for so many nodes, in passes of one."""
             low = int(nodes)
-            a, b = prior_cost(rows, low), prior_cost(rows, low + 1)
-            return (a + (nodes - low) * (b - a)) / prior_cost(rows, 1)
+            a, b = _several(rows, low), _several(rows, low + 1)
+            return a + (nodes - low) * (b - a)
 
         layers, head, exit_head = self._layers, self._head, self._exit_head
         draft = plan.length * (plan.exit + exit_head)
