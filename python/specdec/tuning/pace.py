@@ -33,17 +33,20 @@ class RoundTimes:
         plain_seconds: of a plain round.
         verify: by the number of drafts, from 0 to K, what comes after drafting; the first is 1.
         draft: of drafting what comes once a round, then of each draft what comes once, what every token mixer
-            takes that is left, and what every MLP does.
+            takes that is left, what every MLP does, and what the head does over all tokens.
     """
 
     plain_seconds: float
     verify: tuple[float, ...]
-    draft: tuple[float, float, float, float]
+    draft: tuple[float, float, float, float, float]
 
-    def drafting(self, skips: SkipSet, layers: int) -> tuple[float, float]:
-        """Of a model of so many layers without some sub-layers: once a round, and of each draft."""
-        once, each, mixer, mlp = self.draft
-        return once, each + mixer * (layers - len(skips.mixers)) + mlp * (layers - len(skips.mlps))
+    def drafting(self, skips: SkipSet, layers: int, part: float) -> tuple[float, float]:
+        """Of a model of so many layers without some sub-layers, with a part of its head: once a round, and of
+        each draft.
+        """
+        once, each, mixer, mlp, head = self.draft
+        kept = mixer * (layers - len(skips.mixers)) + mlp * (layers - len(skips.mlps))
+        return once, each + kept + head * part
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `read` makes it again."""
@@ -59,10 +62,10 @@ class RoundTimes:
             raise ValueError(f"times: got {shown(values)}, want plain_seconds, verify and draft") from None
         for number in numbers:
             check_number("times", number, 0.0)
-        if len(draft) != 4 or len(verify) < 2:
-            raise ValueError(f"times: got {shown(values)}, want four numbers in draft and two in verify")
-        once, each, mixer, mlp = map(float, draft)
-        return cls(float(plain), tuple(map(float, verify)), (once, each, mixer, mlp))
+        if len(draft) != 5 or len(verify) < 2:
+            raise ValueError(f"times: got {shown(values)}, want five numbers in draft and two in verify")
+        once, each, mixer, mlp, head = map(float, draft)
+        return cls(float(plain), tuple(map(float, verify)), (once, each, mixer, mlp, head))
 
 
 @dataclass(frozen=True)
