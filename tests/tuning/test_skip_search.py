@@ -35,8 +35,8 @@ def distance(skips: SkipSet) -> int:
 
 
 class Landscape:
-    """Evaluates by the distance alone: a set has the pace 1 + distance, and less so on its first part; another
-    vocabulary than the planted one costs something.
+    """Evaluates by the distance alone: a set has the pace 1 + distance, and less so on its first part;
+    another vocabulary than the planted one costs something.
     """
 
     def __init__(self, vocabulary: int | None = None) -> None:
@@ -195,7 +195,9 @@ def test_a_file_that_is_no_search_is_refused_and_kept(tmp_path: Path, text: str)
     assert path.read_text(encoding="utf-8").startswith(text)
 
 
-@pytest.mark.parametrize("torn", [b'{"op_code":4,"worker_i', b"\0" * 40, b"{}"])
+@pytest.mark.parametrize(
+    "torn", [b'{"op_code":4,"worker_i', b"\0" * 40, b"{}"], ids=["cut", "zeros", "whole"]
+)
 def test_an_incomplete_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "a.study"
     first = search(path)
@@ -284,17 +286,11 @@ def test_a_planted_set_of_a_model_is_found(evaluator: Evaluator, tmp_path: Path)
 
 
 def test_a_reduced_vocabulary_costs_drafts_and_saves_time(evaluator: Evaluator) -> None:
-    """What the texts need is first of the ranked tokens, so that only what is cut off there is drafted wrong."""
-    views = evaluator._views
-    assert views.sizes == (None, 30, 15, 7, 3)
-    found = {size: evaluator(Choice(PLANTED, size)) for size in views.sizes}
-    used = len({token for reading in evaluator._readings for token in reading._tokens.flatten().tolist()})
-    assert 15 < used <= 30
-    whole, half, quarter = (found[size].policy for size in (None, 30, 15))
-    assert half.tokens == whole.tokens == 5.0
-    head = 0.2 * 31 / 61
-    assert half.pace == pytest.approx(whole.pace - 4 * head / 5)
-    assert quarter.tokens < 5.0
+    """The 35 tokens that occur are the first of the ranked ones."""
+    whole, enough, few = (evaluator(Choice(PLANTED, size)).policy for size in (None, 40, 15))
+    assert enough.tokens == whole.tokens == 5.0
+    assert whole.pace - enough.pace == pytest.approx(4 * 0.2 * 21 / 61 / 5)
+    assert few.tokens < 5.0
 
 
 def test_similarity_proposes_the_planted_set(evaluator: Evaluator) -> None:
