@@ -2,7 +2,8 @@
 
 Times are in plain rounds, the time in which plain decoding makes a token: below 1 speculation pays. The
 tokens of a round follow from the text alone (`Reading`) and the times from the number of sub-layers that are
-left and the part of the head, so that a choice has the same pace whenever it is asked for, whatever else the machine does meanwhile.
+left and the part of the head, so that a choice has the same pace whenever it is asked for, whatever else the
+machine does meanwhile.
 
     a set keeps 20 of 60 sub-layers, a draft takes 0.4, a round of 3 drafts v = 1.2 to verify
     3 drafts a round, kept with 0.8, 0.7, 0.5 (each with those before it)   tokens 1 + 0.8 + 0.7 + 0.5 = 3
