@@ -170,7 +170,7 @@ def test_account_says_where_three_tiers_win() -> None:
 
 def test_alive_counts_every_piece_of_memory_once() -> None:
     before = torch.zeros(1000)
-    sparse = before.to_sparse()  # of the program around the study: it has no storage
+    sparse = before.to_sparse()  # of the program around the study: has no storage, is none of its business
     alive = tier_memory.Alive()
     kept = [torch.zeros(50), before[:10]]
     kept.append(kept[0][10:20])

@@ -352,8 +352,8 @@ def tune(
     method: Annotated[
         TunedMethod,
         typer.Option(
-            help="With --model: self-speculative searches the sub-layers that drafts leave out, hispec tries "
-            "early exits and lengths of drafts."
+            help="With --model: self-speculative searches the sub-layers that drafts leave out and the "
+            "tokens that they know, hispec tries early exits and lengths of drafts."
         ),
     ] = TunedMethod.self_speculative,
     text: Annotated[
