@@ -9,6 +9,8 @@
 | self-speculative decoding | `assistant_early_exit` | at least 4 times |
 
 Both have the file's weights dequantised to the same float32 numbers, float32 activations and as many threads.
+Ours drafts for itself as `specdec generate --method self-speculative` does, with the set that comes with the
+model.
 A run is a prompt's reading and its new tokens, without the tokenizer. All contenders take turns on every
 prompt, in another order each time, and a ratio is taken within a turn: what else the machine does meanwhile
 then touches both alike. Texts are compared: two libraries round differently, so a near-tie may fall either
@@ -35,15 +37,14 @@ from specdec.bench.prompts import Prompt, load_prompts
 from specdec.drafters.ngram import NGramDrafter
 from specdec.generation import Request
 from specdec.loop import Loop
+from specdec.methods import DRAFT_EXIT, DrafterSpec, MethodOptions, build_drafter, get_method, load_skip_file
 from specdec.methods.autoregressive import autoregressive
-from specdec.methods.self_speculative import self_speculative
 from specdec.methods.specla import specla
 from specdec.models import load_model, load_tokenizer
+from specdec.models.base import SkippableLM
 from specdec.models.checkpoint import resolve_model, write_json
 from specdec.models.llama import LlamaForCausalLM
 from specdec.models.llama_checkpoint import load_llama
-from specdec.models.skip_file import SkipFile
-from specdec.models.skipping import SkipSet
 
 MODEL = "smollm2"
 # Ours, the peer's, and what the ratio is asked to be.
@@ -89,7 +90,19 @@ def peer_model() -> Any:
     return peer.eval()
 
 
-def contenders(model: LlamaForCausalLM, peer: Any, skips: SkipSet, early_exit: int) -> list[Contender]:
+def drafting_itself(model: SkippableLM, skip: Path | None) -> tuple[Loop, str]:
+    """The loop of self-speculative decoding as the command makes it, and what its drafts are made with."""
+    spec = DrafterSpec.skipping(None if skip is None else str(skip), exit=DRAFT_EXIT)
+    options = MethodOptions()
+    loop = get_method("self-speculative").build(
+        model, build_drafter(spec, model, options, dtype=model.dtype), options
+    )
+    file = load_skip_file(spec, model)
+    known = "all tokens" if file.vocabulary is None else f"{len(file.vocabulary)} tokens"
+    return loop, f"skipped {file.skips}, {'int8' if file.int8 else 'the same'} weights, {known}"
+
+
+def contenders(model: LlamaForCausalLM, peer: Any, own_drafts: Loop, early_exit: int) -> list[Contender]:
     """Everybody, in the order of the tables."""
 
     def ours(loop: Loop) -> Callable[[list[int], int], list[int]]:
@@ -116,7 +129,7 @@ def contenders(model: LlamaForCausalLM, peer: Any, skips: SkipSet, early_exit: i
         Contender("hf generate", theirs()),
         Contender("n-gram", ours(specla(model, NGramDrafter()))),
         Contender("hf prompt lookup", theirs(prompt_lookup_num_tokens=LOOKUP)),
-        Contender("self-speculative", ours(self_speculative(model, skips))),
+        Contender("self-speculative", ours(own_drafts)),
         Contender("hf early exit", theirs(assistant_early_exit=early_exit)),
     ]
 
@@ -175,7 +188,7 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     repeats: Annotated[int, typer.Option(min=1)] = 1,
     skip: Annotated[
-        Path | None, typer.Option(help="A skip.json for SmolLM2; by default a fixed set.")
+        Path | None, typer.Option(help="A skip.json for SmolLM2; by default the one that comes with it.")
     ] = None,
     early_exit: Annotated[int, typer.Option(help="Layers that the peer drafts with.")] = 8,
 ) -> None:
@@ -185,7 +198,7 @@ def main(
     transformers.logging.set_verbosity_error()
     model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
     assert isinstance(model, LlamaForCausalLM)
-    skips = SkipSet.of(range(10, 20)) if skip is None else SkipFile.read(skip).skips
+    own_drafts, drafts = drafting_itself(model, skip)
     kinds: dict[str, list[Prompt]] = {}
     for entry in load_prompts(prompts):
         kinds.setdefault(entry.kind, []).append(entry)
@@ -193,7 +206,7 @@ def main(
     chosen = [group[i] for i in range(most) for group in kinds.values() if i < len(group)][:count]
     texts = [tokenizer.encode(p.prompt) for p in chosen]
     peer = peer_model()
-    everybody = contenders(model, peer, skips, early_exit)
+    everybody = contenders(model, peer, own_drafts, early_exit)
     take_turns(everybody, texts, max_new_tokens, repeats)
 
     plain = everybody[1].texts
@@ -209,8 +222,9 @@ def main(
     console = Console(highlight=False)
     tables, ratios = report(everybody, max_new_tokens)
     about = (
-        f"SmolLM2-135M, float32, {len(chosen)} prompts, {max_new_tokens} new tokens, skipped: {skips}, "
-        f"early exit after {early_exit} layers, transformers {transformers.__version__}"
+        f"SmolLM2-135M, float32, {len(chosen)} prompts, {max_new_tokens} new tokens; "
+        f"our own drafts: {drafts}; early exit after {early_exit} layers, "
+        f"transformers {transformers.__version__}"
     )
     console.print(f"{describe()}\n{about}", markup=False)
     for table in (*tables, parted):

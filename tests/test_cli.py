@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_directory(directory, load_config(directory).bos_token_id)
 
 
-@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--seed", "3"]])
+@pytest.mark.parametrize("sampling", [[], ["--drafter", "ngram", "--temperature", "0.8", "--seed", "3"]])
 def test_compare_decodes_the_same_tokens_plainly(sampling: list[str]) -> None:
     record = _json(PROMPT, "--max-new-tokens", "24", "--compare", *sampling)
     plain = record["plain"]
@@ -242,7 +242,8 @@ def test_a_lossy_rule_says_so() -> None:
 
 def test_what_decided_is_told_where_there_was_something_to_decide() -> None:
     args = (PROMPT, "--max-new-tokens", "3", "--temperature", "1", "--seed", "1")
-    assert _json(*args)["acceptance"] == "follow"
+    assert _json(*args)["acceptance"] == "block"  # the model drafts alone, and draws
+    assert _json(*args, "--drafter", "ngram")["acceptance"] == "follow"
     tree = _json(*args, "--drafter", "exit:1", "--draft-tree", "2,1")
     assert (tree["acceptance"], tree["lossless"]) == ("traversal", True)
     plain = _json(*args, "--method", "autoregressive")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from specdec.drafters.draft_exit import AdaptiveExit
+from specdec.models import load_model
+from specdec.models.checkpoint import weights_sha256
+from specdec.models.skip_file import SkipFile, shipped_skip_file
+from specdec.models.skipping import SkipSet
 
 SPEC = importlib.util.spec_from_file_location("peers_hf", Path(__file__).parents[1] / "bench" / "peers_hf.py")
 assert SPEC is not None
@@ -74,3 +81,18 @@ def test_first_difference_is_told_with_the_peers_preference() -> None:
     assert peers_hf.first_difference(peer, [1], [3, 6, 9], [3, 4, 5]) == (1, 0.5)
     assert read == [[1, 3]]
     assert peers_hf.first_difference(peer, [1], [3, 4], [3, 4]) is None
+
+
+def test_ours_drafts_for_itself_as_users_do(tmp_path: Path) -> None:
+    model = load_model("gdn-code")
+    assert model.source is not None
+    shipped = SkipFile.read(shipped_skip_file(weights_sha256(model.source)))
+    loop, told = peers_hf.drafting_itself(model, None)
+    view = loop.drafter.model
+    assert view.num_parameters == model.skipping(shipped.skips, shipped.vocabulary, int8=True).num_parameters
+    assert loop.drafter.exit == AdaptiveExit()
+    assert told.startswith(f"skipped {shipped.skips}, int8 weights, ")
+    replace(shipped, skips=SkipSet.of([4]), vocabulary=(0, 5, 7), int8=False).write(tmp_path / "skip.json")
+    loop, told = peers_hf.drafting_itself(model, tmp_path / "skip.json")
+    assert loop.drafter.model.vocabulary.tolist() == [0, 5, 7]
+    assert told == "skipped mixers 4; mlps none, the same weights, 3 tokens"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from specdec.bench.studies import tier_memory, tiers
+from specdec.bench.studies import tier_costs, tier_memory, tiers
 from specdec.cli.app import app
 from specdec.drafters.plan import FixedPlan, Plan
 from specdec.drafters.stage import Work
@@ -45,6 +45,14 @@ def test_writes_json_page_and_plots(study: tuple[Path, Result]) -> None:
     assert found["command"] in page
 
 
+def test_adapters_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    given = ["bench", "--study", "hispec", "--out", str(tmp_path), "--exit-adapters", "nowhere"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2
+    assert "specdec: error: --exit-adapters: nowhere/config.json: cannot be read" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_setting_writes_plain_decodings_texts(study: tuple[Path, Result]) -> None:
     rows = read(study)["tiers"]["rows"]
     assert [row["name"] for row in rows] == [
@@ -66,7 +74,8 @@ def test_layer_passes_are_those_of_the_formula_but_for_the_ends_of_texts(study: 
         # One text, one end of it: the last round drafts less.
         assert full - length * exit <= row["passes_per_round"] * row["rounds"] <= full
     row = rows["2x2/5x4"]
-    assert row["checks_per_round"] >= 2  # a check brings 3 tokens at most, of the 4 that are wanted
+    checks = row["checks_per_round"] * row["rounds"]
+    assert checks >= 2 * row["rounds"] - 1  # a check brings 3 tokens at most, of the 4 wanted but at the end
     full = row["formula_passes_per_round"] * row["rounds"]
     assert full - 2 * (2 * 2 + 5) <= row["passes_per_round"] * row["rounds"] <= full
     assert 0.0 < row["passed_middle"] <= 1.0
@@ -142,8 +151,8 @@ def test_watch_counts_by_plan_and_tells_the_planner() -> None:
 
 def test_account_says_where_three_tiers_win() -> None:
     rows = [
-        {"name": "2x2", "tiers": 2, "speedup": 1.25, "over_two": 1.0},
-        {"name": "2x2/5x4", "tiers": 3, "speedup": 1.5, "over_two": 1.2},
+        {"name": "2x2", "tiers": 2, "speedup": 1.25, "over_two": 1.0, "by_operators": 1.5},
+        {"name": "2x2/5x4", "tiers": 3, "speedup": 1.5, "over_two": 1.2, "by_operators": 1.8},
         {"name": tiers.CHOSEN, "tiers": 0, "speedup": 1.2, "over_two": 0.96},
     ]
     prompts = [{"passed_target": p, "three_over_two": r} for p, r in ((0.9, 1.3), (0.8, 1.1), (0.7, 0.8))]
@@ -153,10 +162,26 @@ def test_account_says_where_three_tiers_win() -> None:
         "The best of three tiers, 2x2/5x4, is 1.20 times as fast as the best of two, 2x2"
     )
     assert said[1].endswith("on 2 of 3 prompts, it is 1.10 to 1.30 times as fast.")
-    assert "is 0.96 times as fast as the better of plain decoding" in said[2]
+    assert "would be 1.20 times as fast as the best of two (1.80 and 1.50 times plain" in said[2]
+    assert "is 0.96 times as fast as the better of plain decoding" in said[3]
     assert tiers.account(result | {"prompts": prompts[2:]})[1].endswith("on none of these prompts.")
     rows[0]["speedup"] = 0.8  # then plain decoding is the better one
-    assert "is 1.20 times as fast" in tiers.account(result)[2]
+    assert "is 1.20 times as fast" in tiers.account(result)[3]
+
+
+def test_a_round_costs_what_its_passes_cost() -> None:
+    layer, head = 1.0, 2.0  # of a node each; every further one takes a tenth of that
+    seconds = {
+        f"{a}-{b}": {1: (b - a) * layer, 11: 2 * (b - a) * layer}
+        for a, b in ((0, 2), (2, 5), (5, 10), (2, 10), (0, 10))
+    }
+    seconds |= {f"head {n}": {1: head, 11: 2 * head} for n in (2, 5, 10)}
+    costs = tier_costs.PassCosts(seconds, 10)
+    assert costs.plain == 10 + 2
+    # Two drafts; the last of them again; three nodes through the layers above and the head.
+    assert costs.round(Plan(2, 2), 0.0) == pytest.approx(2 * (2 + 2) + 2 + 1.2 * (8 + 2))
+    inner = 2 * (2 + 2) + 2 + 1.2 * (3 + 2)
+    assert costs.round(Plan(2, 2, 5, 4), 2.0) == pytest.approx(2 * inner + 2 + 3 + 1.4 * (5 + 2))
 
 
 def test_alive_counts_every_piece_of_memory_once() -> None:

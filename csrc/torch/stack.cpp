@@ -87,9 +87,14 @@ void check_alike(const std::vector<Tensor>& list, const char* name, size_t i, si
 // Factors are contiguous; the raw projections may be a part of all projections, or of those of other rounds.
 void check_pending_alike(const std::vector<Tensor>& pending, size_t i) {
   for (int64_t part = 0; part < kEntryParts; ++part) {
-    const bool mixed = part == kEntryParts - 1;
-    check_alike(pending, "pending", kEntryParts * i + part, part, !mixed);
-    if (mixed) check_last_contiguous(pending[kEntryParts * i + part], "pending (mixed)");
+    const size_t place = kEntryParts * i + part;
+    const std::string name = numbered("pending", place);
+    check_alike(pending, "pending", place, part, false);
+    if (part < kEntryParts - 1) {
+      check_contiguous(pending[place], name.c_str());
+    } else {
+      check_last_contiguous(pending[place], name.c_str());
+    }
   }
 }
 

@@ -160,6 +160,8 @@ class DraftBudget:
         costs: what rounds cost; None: a loop takes what was learned about its model.
         whole: verify what is proposed as it is, of a drafter that says itself where a draft ends. There
             are no prices then: the clock alone says whether to draft (`rests`).
+        planned: the drafter itself compares rounds with drafts and without them, by the clock: it never
+            rests.
 
     Raises:
         ValueError: a number is no integer or out of its range.
@@ -172,11 +174,13 @@ class DraftBudget:
         adaptive: bool = True,
         costs: RoundCost | None = None,
         whole: bool = False,
+        planned: bool = False,
     ) -> None:
         check_integer("max_draft", max_draft, 0)
         self.max_draft = max_draft
         self.adaptive = adaptive
         self.whole = whole
+        self.planned = planned
         self.costs = RoundCost() if costs is None else costs
         self._given = costs
         self.acceptance = RunningRatio(*ACCEPTANCE)
@@ -190,15 +194,20 @@ class DraftBudget:
             rates: of loops of the same kind before; it goes on learning. None: nothing is known.
         """
         given = costs if self._given is None else self._given
-        budget = DraftBudget(self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole)
+        budget = DraftBudget(
+            self.max_draft, adaptive=self.adaptive, costs=given, whole=self.whole, planned=self.planned
+        )
         # What rounds of a fixed length bring says nothing of those that draft what pays.
         if rates is not None and self._given is None and self.adaptive:
             budget._rates = rates
         return budget
 
-    def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
-        """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
-        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, whole=self.whole)
+    def for_sequence(self, sizes: Sequence[int], step_cost: float | None) -> SequenceBudget:
+        """The budget of a sequence whose drafts are drawn at random; see there for the arguments. A
+        `step_cost` of None grants all levels in every round.
+        """
+        adaptive = self.adaptive and step_cost is not None
+        return SequenceBudget(sizes, step_cost or 0.0, adaptive=adaptive, whole=self.whole)
 
     def begin(self, rows: int) -> None:
         """A sequence has come into a batch, now of `rows`. In a batch of its own its drafter is tried: a few
@@ -209,7 +218,7 @@ class DraftBudget:
 
     def rests(self, rows: int) -> bool:
         """Whether a round of `rows` sequences goes without asking the drafter; call it once a round."""
-        if not self.adaptive or self.max_draft == 0:
+        if not self.adaptive or self.planned or self.max_draft == 0:
             return False
         return self._rates.rest(rows).due()
 

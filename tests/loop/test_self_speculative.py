@@ -153,6 +153,36 @@ def test_int8_copies_are_nearly_the_model_and_read_a_part_of_it(model):
     assert not torch.equal(exact, near)
 
 
+def test_a_view_of_a_view_keeps_the_vocabulary_and_int8(model):
+    """Whether or not the model has made its int8 copy before."""
+    vocabulary, tokens = [3, 5, 7, 9], torch.tensor([[5, 6, 7]])
+    slots = torch.zeros(1, dtype=torch.int32)
+
+    def logits(view: SkippableLM) -> Tensor:
+        return view.forward(tokens, cache=model.new_cache(1), slots=slots)[0]
+
+    want = model.skipping(SOME, vocabulary, int8=True)
+    reduced = model.skipping(SkipSet(), vocabulary)
+    small = model.skipping(SkipSet(), int8=True)
+    views = {
+        "int8 of a vocabulary": reduced.skipping(SOME, int8=True),
+        "a vocabulary of int8": small.skipping(SOME, vocabulary),
+        "both of int8": small.skipping(SOME, vocabulary, int8=True),
+        "another set of both": model.skipping(SkipSet(), vocabulary, int8=True).skipping(SOME),
+        "int8 of both": model.skipping(SkipSet(), vocabulary, int8=True).skipping(SOME, int8=True),
+    }
+    for name, view in views.items():
+        assert view.vocabulary.tolist() == vocabulary, name
+        assert view.head.dtype == torch.int8, name
+        assert view.num_parameters == want.num_parameters, name
+        # A head that is rounded again may move by what rounding its scales does.
+        assert torch.allclose(logits(view), logits(want), rtol=1e-5, atol=1e-5), name
+    whole = small.skipping(SOME, int8=True)
+    assert whole.vocabulary is None
+    assert whole.num_parameters == model.skipping(SOME, int8=True).num_parameters
+    assert torch.equal(logits(whole), logits(model.skipping(SOME, int8=True)))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_texts_are_plain_decodings(family):
     model = FAMILIES[family](num_hidden_layers=4, dtype=torch.bfloat16)

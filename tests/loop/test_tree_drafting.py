@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -177,9 +178,45 @@ def test_both_trees_become_one_and_each_learns_of_its_own_nodes(model):
     assert shared > 0  # the n-grams added something at least once
 
 
-def test_drafters_that_draw_are_not_combined(model):
-    with pytest.raises(ValueError, match="drafters: got model, which draws at random"):
-        CombinedDrafter(NGramDrafter(), ModelDrafter(model))
+def drawing(model: GatedDeltaNetForCausalLM, slots: int, together: bool) -> CombinedDrafter | ModelDrafter:
+    other = ModelDrafter(
+        random_model(9, num_hidden_layers=1), slots=slots, branching=PRUNED, drawn=TreeShape()
+    )
+    return CombinedDrafter(NGramDrafter(min_match=1, branches=2), other) if together else other
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_what_is_drawn_is_the_model_alone(model, slots):
+    """Of a seed the text is that of the drafter without n-grams, in any batch."""
+    asked = [replace(r, sampling=replace(SAMPLED, seed=i)) for i, r in enumerate(requests(None))]
+    results = {}
+    for together in (True, False):
+        loop = Loop(model, drawing(model, slots, together), slots=slots, observer=CacheAuditor(model, slots))
+        results[together] = [(r.tokens, r.drafted, r.accepted) for r in loop.run(asked)]
+    assert results[True] == results[False]
+    assert sum(accepted for _, _, accepted in results[True]) > 0
+    plain = [r.tokens for r in Loop(model, slots=4).run(asked)]
+    assert [tokens for tokens, _, _ in results[True]] != plain  # it is drawn, not followed
+
+
+def test_greedy_texts_beside_drawn_ones_are_plain_decodings(model):
+    mixed = [
+        replace(r, sampling=replace(SAMPLED, seed=i) if i % 2 else r.sampling)
+        for i, r in enumerate(requests(None))
+    ]
+    plain = [r.tokens for r in Loop(model, slots=4).run(mixed)]
+    budget = DraftBudget(5, adaptive=False)
+    loop = Loop(model, drawing(model, 4, True), slots=4, budget=budget, observer=CacheAuditor(model, 4))
+    found = loop.run(mixed)
+    assert [r.tokens for r in found[::2]] == plain[::2]
+    assert sum(r.accepted for r in found[::2]) > 0
+    alone = Loop(model, drawing(model, 1, True), budget=budget).run(mixed)
+    assert [r.tokens for r in found] == [r.tokens for r in alone]
+
+
+def test_a_free_drafter_that_draws_is_not_combined(model):
+    with pytest.raises(ValueError, match="free: got model, which draws at random"):
+        CombinedDrafter(ModelDrafter(model), ModelDrafter(model))
 
 
 def test_parts_that_do_not_fit_are_not_combined(model):

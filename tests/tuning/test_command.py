@@ -18,6 +18,7 @@ from specdec.cli.tune_skips import Options
 from specdec.methods import DrafterSpec, load_drafter_model, load_skip_file
 from specdec.models import load_model
 from specdec.models.skip_file import SkipFile
+from specdec.tuning.pace import RoundTimes
 
 LINE = "def function_{0}(argument, other={0}):\n    total = argument + other\n    return total * {0}\n\n\n"
 
@@ -84,6 +85,8 @@ def test_a_search_writes_a_set_that_drafts(tmp_path, folder, capsys, monkeypatch
     assert [t["number"] for t in report["trials"]] == list(range(8))
     assert [t["source"] for t in report["trials"][:4]] == ["similarity"] * 4
     assert (tmp_path / "all.png").stat().st_size > 1000
+    assert report["vocabularies"] == [4096, 2048, 1024, 512, 256]
+    assert [t["vocabulary"] for t in report["trials"][:4]] == [None] * 4
 
     file = SkipFile.read(tmp_path / "skip.json")
     model = load_model("gdn-code")
@@ -91,6 +94,7 @@ def test_a_search_writes_a_set_that_drafts(tmp_path, folder, capsys, monkeypatch
     assert load_skip_file(spec, model) == file
     chosen = report["trials"][report["chosen"]]
     assert (sorted(file.skips.mixers), sorted(file.skips.mlps)) == (chosen["mixers"], chosen["mlps"])
+    assert (file.vocabulary and len(file.vocabulary)) == chosen["vocabulary"]
     assert file.measured["trials"] == 8
     assert file.measured["policy"] == chosen["policy"]
     fastest = max(report["contest"], key=lambda row: row["measured_speedup"])
@@ -110,6 +114,42 @@ def test_a_search_writes_a_set_that_drafts(tmp_path, folder, capsys, monkeypatch
         path.write_text("another text\n" * 50 + path.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(ValueError, match="a search with texts"):
         command.run(options(tmp_path, resume=True))
+
+
+def test_the_vocabulary_that_is_chosen_is_told_and_drafted(tmp_path, folder, capsys, monkeypatch) -> None:
+    """A small one wins where layers cost nothing to keep and the head is all of the time."""
+    pytest.importorskip("matplotlib")
+    costly = RoundTimes(0.001, (1.0,) * 5, (0.0, 0.0, 0.0, 0.0, 0.9))
+    monkeypatch.setattr("specdec.tuning.skips.times_of", lambda target, seconds: costly)
+    monkeypatch.setattr("specdec.tuning.skip_search.OTHER_VOCABULARY", 1.0)
+    monkeypatch.setattr("specdec.tuning.skips.finalists", lambda trials: [min(trials, key=lambda t: t.pace)])
+    given = options(tmp_path, trials=12, draft_int8=True, plot=tmp_path / "all.png")
+    assert command.run(given) == 0
+    out = capsys.readouterr().out
+    report = json.loads((tmp_path / "all.json").read_text())
+    chosen = report["trials"][report["chosen"]]
+    size = chosen["vocabulary"]
+    assert size in (2048, 1024, 512, 256)
+    assert f"drafts of {size} of 4096 tokens" in out
+    file = SkipFile.read(tmp_path / "skip.json")
+    model = load_model("gdn-code")
+    assert file.vocabulary is not None
+    assert len(file.vocabulary) == size
+    assert model.eos_token_ids <= set(file.vocabulary)
+    spec = DrafterSpec.skipping(str(tmp_path / "skip.json"), exit="priced")
+    view = load_drafter_model(spec, model, dtype=model.dtype)
+    assert view.vocabulary.tolist() == list(file.vocabulary)
+
+
+def test_a_search_that_the_machine_cut_off_goes_on(tmp_path, folder, capsys) -> None:
+    assert command.run(options(tmp_path, trials=5)) == 0
+    done = json.loads((tmp_path / "all.json").read_text())["trials"]
+    with (tmp_path / "skip.study").open("ab") as file:
+        file.write(b'{"op_code":4,"worker_id":"ab')
+    capsys.readouterr()
+    assert command.run(options(tmp_path, trials=6, resume=True)) == 0
+    assert "skip.study: its last line was incomplete" in capsys.readouterr().err
+    assert json.loads((tmp_path / "all.json").read_text())["trials"][:5] == done
 
 
 def test_the_warm_start_alone_keeps_no_search(tmp_path, folder, capsys) -> None:

@@ -83,8 +83,10 @@ def test_a_pace_by_hand() -> None:
 
 
 def test_times_of_a_set_follow_from_what_it_leaves() -> None:
-    times = RoundTimes(0.01, VERIFY, (0.1, 0.2, 0.03, 0.05))
-    assert times.drafting(SkipSet.of([0, 1], [1, 2, 3]), 4) == pytest.approx((0.1, 0.2 + 2 * 0.03 + 0.05))
+    times = RoundTimes(0.01, VERIFY, (0.1, 0.2, 0.03, 0.05, 0.16))
+    skips = SkipSet.of([0, 1], [1, 2, 3])
+    assert times.drafting(skips, 4, 1.0) == pytest.approx((0.1, 0.2 + 2 * 0.03 + 0.05 + 0.16))
+    assert times.drafting(skips, 4, 0.25) == pytest.approx((0.1, 0.2 + 2 * 0.03 + 0.05 + 0.04))
     assert RoundTimes.read(times.as_dict()) == times
     policy = Policy(0.8, 3, 0.5, 2.5, 2.0)
     assert Policy.read(policy.as_dict()) == policy
@@ -95,10 +97,11 @@ def test_times_of_a_set_follow_from_what_it_leaves() -> None:
     [
         {},
         {"plain_seconds": 1.0, "verify": [1.0, 1.0], "draft": [0.0, 1.0]},
-        {"plain_seconds": 1.0, "verify": [1.0], "draft": [0.0] * 4},
-        {"plain_seconds": float("nan"), "verify": [1.0, 1.0], "draft": [0.0] * 4},
-        {"plain_seconds": 1.0, "verify": [1.0, "1"], "draft": [0.0] * 4},
-        {"plain_seconds": 1.0, "verify": 1.0, "draft": [0.0] * 4},
+        {"plain_seconds": 1.0, "verify": [1.0, 1.0], "draft": [0.0] * 4},
+        {"plain_seconds": 1.0, "verify": [1.0], "draft": [0.0] * 5},
+        {"plain_seconds": float("nan"), "verify": [1.0, 1.0], "draft": [0.0] * 5},
+        {"plain_seconds": 1.0, "verify": [1.0, "1"], "draft": [0.0] * 5},
+        {"plain_seconds": 1.0, "verify": 1.0, "draft": [0.0] * 5},
     ],
 )
 def test_times_that_are_none_are_refused(values: dict[str, object]) -> None:

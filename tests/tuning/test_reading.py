@@ -30,16 +30,20 @@ def texts(model: SkippableLM) -> list[tuple[list[int], list[int]]]:
     return [(p, r.tokens) for p, r in zip(PROMPTS, results, strict=True)]
 
 
-@pytest.mark.parametrize("skips", SETS, ids=str)
-def test_a_reading_says_what_the_loop_accepts(model, texts, skips) -> None:
+@pytest.mark.parametrize(
+    ("skips", "vocabulary"), [*((s, None) for s in SETS), (SETS[0], range(1, 61, 2))], ids=str
+)
+def test_a_reading_says_what_the_loop_accepts(model, texts, skips, vocabulary) -> None:
     reading = Reading(model, texts, DEPTH)
     assert reading.places == 32
-    right, confidence = reading.outcomes(model.skipping(skips))
+    right, confidence = reading.outcomes(model.skipping(skips, vocabulary))
     assert right.shape == confidence.shape == (4, 32, DEPTH)
     lengths = right.long().cumprod(-1).sum(-1).tolist()
     accepted = 0
     for row, (prompt, _) in enumerate(texts):
-        loop = self_speculative(model, skips, exit=FixedLength(), max_draft=DEPTH, adaptive=False)
+        loop = self_speculative(
+            model, skips, exit=FixedLength(), max_draft=DEPTH, adaptive=False, vocabulary=vocabulary
+        )
         place = 0
         for i, event in enumerate(loop.stream([Request(prompt, NEW, ignore_eos=True)])):
             if i == 0:
@@ -72,6 +76,20 @@ def test_confidences_are_the_views_probabilities(model, texts) -> None:
     expected = logits.softmax(-1).amax(-1)[0]
     # The memory came from one prefill of the same tokens here and from a verification there.
     assert torch.allclose(confidence[1, 5], expected, rtol=1e-3)
+
+
+def test_a_small_vocabulary_is_surer_and_never_right_beyond_it(model, texts) -> None:
+    reading, vocabulary = Reading(model, texts, DEPTH), [*range(1, 61, 2)]
+    right, confidence = reading.outcomes(model.skipping(SETS[0]))
+    fewer, surer = reading.outcomes(model.skipping(SETS[0], vocabulary))
+    known = torch.isin(reading._tokens, torch.tensor(vocabulary)).unfold(1, DEPTH + 1, 1)[..., 1:]
+    known = known.reshape(right.shape)
+    assert not bool((fewer & ~known).any())
+    # What is likeliest of all tokens is likeliest of these, with more of the probability.
+    both = right & known
+    assert bool(both.any())
+    assert bool(fewer[both].all())
+    assert bool((surer[both] > confidence[both]).all())
 
 
 def test_readings_of_parts_of_the_texts_are_parts(model, texts) -> None:

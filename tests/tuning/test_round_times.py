@@ -10,6 +10,7 @@ from specdec.generation import Request
 from specdec.methods.self_speculative import self_speculative
 from specdec.models.skipping import SkipSet
 from specdec.tuning.round_times import (
+    Case,
     TimedRound,
     _fitted,
     _rising,
@@ -18,19 +19,24 @@ from specdec.tuning.round_times import (
     timed_rounds,
 )
 
-CASES = [(mixers, mlps, n) for mixers in (2, 6) for mlps in (2, 6) for n in (1, 2, 4)]
+CASES = [Case(mixers, mlps, 1.0, n) for mixers in (2, 6) for mlps in (2, 6) for n in (1, 2, 4)]
+REDUCED = [Case(kept, kept, 0.125, n) for kept in (2, 6) for n in (1, 4)]
 PLAIN = [TimedRound(0, 1, 0.0, 0.5)] * 2
 
 
 def test_a_line_is_found_again() -> None:
-    once, each, mixer, mlp = line = (0.1, 0.2, 0.03, 0.05)  # in plain rounds, of half a second
+    once, each, mixer, mlp, head = line = (0.1, 0.2, 0.03, 0.05, 0.16)  # in plain rounds, of half a second
     found = {}
-    for mixers, mlps, n in CASES:
-        draft = 0.5 * (once + n * (each + mixer * mixers + mlp * mlps))
-        rounds = [TimedRound(n, 1, draft, 0.5 + 0.05 * n)] * 2
-        found[mixers, mlps, n] = [TimedRound(n, 1, 90.0, 90.0), *rounds]  # an interruption
+    for case in [*CASES, *REDUCED]:
+        n = case.drafts
+        one = each + mixer * case.mixers + mlp * case.mlps + head * case.part
+        rounds = [TimedRound(n, 1, 0.5 * (once + n * one), 0.5 + 0.05 * n)] * 2
+        found[case] = [TimedRound(n, 1, 90.0, 90.0), *rounds]  # an interruption
     times = _fitted(found, PLAIN, 5)
     assert times.draft == pytest.approx(line)
+    # Where nothing was measured with a part of the head, its time is in that of each draft.
+    whole = _fitted({case: found[case] for case in CASES}, PLAIN, 5)
+    assert whole.draft == pytest.approx((once, each + head, mixer, mlp, 0.0))
     # 3 did not occur, nor did 5: a line between the neighbours, and the last one.
     assert times.verify == pytest.approx((1.0, 1.1, 1.2, 1.3, 1.4, 1.4))
     assert times.plain_seconds == 0.5
@@ -38,7 +44,7 @@ def test_a_line_is_found_again() -> None:
 
 def test_nothing_takes_less_than_no_time() -> None:
     # Fewer mixers seem to take longer.
-    found = {(m, p, n): [TimedRound(n, 1, n * (1.0 - 0.05 * m), 1.0)] for m, p, n in CASES}
+    found = {c: [TimedRound(c.drafts, 1, c.drafts * (1.0 - 0.05 * c.mixers), 1.0)] for c in CASES}
     times = _fitted(found, PLAIN, 2)
     assert min(times.draft) == 0.0
     assert max(times.draft) > 0.0
@@ -73,7 +79,7 @@ def test_rounds_are_told_apart(family: str) -> None:
 
 
 def test_times_are_measured_for_every_length() -> None:
-    times = measure_times(FAMILIES["llama"](), [[3, 5, 7], [8, 9]], 3, 0.0)
+    times = measure_times(FAMILIES["llama"](), [[3, 5, 7], [8, 9]], 3, 0.0, vocabulary=range(1, 60, 8))
     assert len(times.verify) == 4
     assert times.verify[0] == 1.0
     assert min(times.verify) > 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from specdec.generation import Request
 from specdec.methods.autoregressive import autoregressive
 from specdec.models import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
-from specdec.tuning.texts import LENGTH, cut_prompts, write_texts
+from specdec.training.corpus import read_texts
+from specdec.tuning.texts import LENGTH, _cuts, cut_prompts, write_texts
 
 ENDS = frozenset(range(1, 60))  # of 4096 tokens
 NEW = 24
@@ -71,3 +74,27 @@ def test_texts_are_the_models_own_and_go_on_where_they_can(tmp_path, tokenizer) 
     assert len(texts.sha256) == 64
     other = write_texts(model, tmp_path, tokenizer, searched=4, held_out=2, new_tokens=NEW, seed=1)
     assert other.sha256 != texts.sha256
+
+
+def test_tokens_are_ranked_by_the_text_that_is_not_scored(tmp_path, tokenizer) -> None:
+    model = random_model(vocab_size=tokenizer.vocab_size, eos_token_ids=tuple(ENDS))
+    folder(tmp_path, 4)
+    ranked = write_texts(model, tmp_path, tokenizer, searched=3, held_out=2, new_tokens=NEW).ranked
+    counts: Counter[int] = Counter()
+    whole: Counter[int] = Counter()
+    cuts = _cuts(tmp_path, tokenizer, 6, 0)
+    assert len({cut.text for cut in cuts}) < 6  # two from one file
+    for number, text in enumerate(read_texts(tmp_path, 0)):
+        free = [True] * len(text)
+        for cut in cuts:
+            if cut.text == number:
+                free[cut.start : cut.start + 16 * LENGTH] = [False] * 16 * LENGTH
+        for kept, run in groupby(zip(free, text, strict=False), key=lambda pair: pair[0]):
+            if kept:
+                counts.update(tokenizer.encode("".join(c for _, c in run)))
+        whole.update(tokenizer.encode(text))
+    del counts[0], whole[0]  # every piece begins with it
+    order = sorted(range(tokenizer.vocab_size), key=lambda token: (-counts[token], token))
+    assert [t for t in ranked if t] == [t for t in order if t]
+    by_all = sorted(range(tokenizer.vocab_size), key=lambda token: (-whole[token], token))
+    assert [t for t in ranked if t] != [t for t in by_all if t]

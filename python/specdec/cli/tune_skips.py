@@ -1,4 +1,6 @@
-"""`specdec tune --model`: which sub-layers a model's drafts should leave out, and whether drafting pays."""
+"""`specdec tune --model`: which sub-layers a model's drafts should leave out, which tokens they should know,
+and whether drafting pays.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from specdec.bench.machine import describe
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.progress import progress_bar
 from specdec.cli.values import check_plot, check_writable
+from specdec.models.base import SkippableLM
 from specdec.models.skipping import SkipSet
 from specdec.training.running import interruptible
 from specdec.tuning import skips
@@ -62,7 +65,11 @@ def run(options: Options) -> int:
     model, settings = target.model, target.settings(options.dtype)
     int8 = ", drafts with int8 weights" if options.draft_int8 else ""
     console.print(f"{describe()}\n{options.model}, {options.dtype}{int8}, texts from {text}", markup=False)
-    search = None if options.warm_start_only else SkipSearch(journal, model.num_layers, settings)
+    search = None
+    if not options.warm_start_only:
+        search = SkipSearch(journal, model.num_layers, settings, target.views.sizes)
+        if search.torn:
+            note(f"{journal}: its last line was incomplete, as where the machine stopped, and is dropped")
     with console.status("times of drafts and verifications"):
         times = _times(target, search, options.seconds)
     with console.status("similarity of hidden states"):
@@ -95,12 +102,12 @@ def run(options: Options) -> int:
         chosen, finals[-1], trials, times, ranking or [], advice or [], perf_counter() - start
     )
     outcome.skip_file(target, options.dtype).write(out)
-    _print(console, outcome, options, model.num_layers)
+    _print(console, outcome, model)
     if options.json is not None:
         outcome.write_json(options.json, target, settings)
     if options.plot is not None:
-        sets = [("chosen", chosen.skips), ("best of the similarity of hidden states", finals[-1].skips)]
-        draw(options.plot, model.num_layers, sets, trials)
+        drawn = [("chosen", chosen.choice), ("best of the similarity of hidden states", finals[-1].choice)]
+        draw(options.plot, model.num_layers, model.vocab_size, drawn, trials)
     if advice is None:
         note(f"stopped: {out} has the best set so far" + ("" if search is None else "; go on with --resume"))
         return INTERRUPTED
@@ -195,7 +202,7 @@ def _tried(
                 best = trial
             line = f"{count} sets"
             if best is not None:
-                line += f", best {best.pace:.3f} of plain decoding's time a token: {best.skips}"
+                line += f", best {best.pace:.3f} of plain decoding's time a token: {best.choice}"
             now = perf_counter()
             progress.update(task, completed=min(int(now - start), int(options.seconds)), description=line)
             if progress.disable and now - told > NOTE_EVERY:
@@ -216,7 +223,7 @@ def _runs(title: str) -> Iterator[Callable[[str], None]]:
         yield lambda name: progress.update(task, advance=1, description=f"{title}: {name}")
 
 
-def _print(console: Console, outcome: skips.Outcome, options: Options, layers: int) -> None:
+def _print(console: Console, outcome: skips.Outcome, model: SkippableLM) -> None:
     complete = sum(t.complete for t in outcome.trials)
     console.print(
         f"\n{len(outcome.trials)} sets tried, {complete} on all texts, {outcome.seconds:.0f} s in all on "
@@ -225,8 +232,10 @@ def _print(console: Console, outcome: skips.Outcome, options: Options, layers: i
     rows = [("chosen", outcome.chosen), ("best of the similarity of hidden states", outcome.warm_start)]
     measured = {trial.number: speedup for trial, speedup in outcome.contest}
     for name, trial in rows:
+        left_out, size = trial.choice
         line = (
-            f"{name}: {trial.skips}; {len(trial.skips)} of {2 * layers} left out, "
+            f"{name}: {left_out}; {len(left_out)} of {2 * model.num_layers} left out, "
+            f"drafts of {'all' if size is None else f'{size} of'} {model.vocab_size} tokens, "
             f"{trial.pace:.3f} of plain decoding's time a token"
         )
         if trial.number in measured:

@@ -1,4 +1,9 @@
-"""Two drafters in one tree: what the text repeats, and what a model would say."""
+"""Two drafters in one tree: what the text repeats, and what a model would say.
+
+Where tokens are drawn at random the model drafts alone, if it draws: drawn tokens share no tree with others,
+and to choose between the two by what they bring would be to look at a clock or at other texts, after which no
+seed would repeat a text.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ from specdec.drafters.stepping import SteppingDrafter
 from specdec.drafters.tree import best_first_order, subtree
 from specdec.drafters.worth import Worth
 from specdec.learned import PerModel
+from specdec.models.base import CausalLM
 from specdec.models.features import NodeFeatures
 from specdec.tree import TokenTree
 
@@ -106,18 +112,16 @@ class CombinedDrafter:
     """Asks a drafter whose proposals are free, and a costly one where it is expected to bring enough beyond
     them; both trees become one.
 
-    Sampled requests get deterministic trees: tokens that were drawn must not share a tree with others.
+    Sampled requests get what `other` draws, or deterministic trees of both, where it does not draw.
 
     Args:
-        free: such as the n-gram drafter; states chances and reads no features.
+        free: such as the n-gram drafter; states chances, draws nothing and reads no features.
         other: the costly one.
 
     Raises:
         TypeError: one of them is something else.
-        ValueError: one of them draws at random, or `free` reads features.
+        ValueError: `free` draws at random or reads features.
     """
-
-    draws = False
 
     def __init__(self, free: Drafter, other: SteppingDrafter) -> None:
         if isinstance(free, type) or not hasattr(free, "propose"):
@@ -126,13 +130,11 @@ class CombinedDrafter:
             raise TypeError(f"other: got {shown(other)}, want a SteppingDrafter such as RecurrentDrafter")
         if free.features:
             raise ValueError(f"free: got {free.name}, which reads features, want a drafter that does not")
-        for drafter in (free, other):
-            if drafter.draws:
-                raise ValueError(
-                    f"drafters: got {drafter.name}, which draws at random, want drafters that do not"
-                )
+        if free.draws:
+            raise ValueError(f"free: got {free.name}, which draws at random, want a drafter that does not")
         self.name = f"{other.name}+{free.name}"
         self.features = other.features
+        self.draws = other.draws
         self._free = free
         self._other = other
         learned = _LEARNED(other.stepped, free.name, other.shape, torch.get_num_threads())
@@ -141,6 +143,15 @@ class CombinedDrafter:
         self._start = 0.0  # of the last round
         self._seconds = 0.0  # of the last round, without what a reader of its tokens did after it
         self._merged: dict[int, _Merged] = {}
+        self._drawn: set[int] = set()  # slots whose last proposal is the other drafter's alone
+
+    def levels(self, max_nodes: int) -> Sequence[int]:
+        """Nodes of a proposal of drawn tokens that is 1, 2, ... tokens deep."""
+        return self._other.levels(max_nodes)
+
+    def step_cost(self, target: CausalLM) -> float:
+        """That of the other drafter, which draws."""
+        return self._other.step_cost(target)
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
         """Both begin."""
@@ -150,6 +161,7 @@ class CombinedDrafter:
     def end(self, slot: int) -> None:
         """Both end."""
         self._merged.pop(slot, None)
+        self._drawn.discard(slot)
         self._rows.pop(slot, None)
         self._free.end(slot)
         self._other.end(slot)
@@ -163,6 +175,11 @@ class CombinedDrafter:
             row.tokens = len(tokens)
             self._seconds = perf_counter() - self._start
         merged = self._merged.pop(slot, None)
+        if slot in self._drawn:
+            self._drawn.discard(slot)
+            self._free.observe(slot, (), tokens)
+            self._other.observe(slot, path, tokens, features)
+            return
         if merged is None:
             self._free.observe(slot, path, tokens)
             self._other.observe(slot, (), tokens, features)
@@ -179,6 +196,9 @@ class CombinedDrafter:
         Raises:
             ValueError: the free drafter states no chances.
         """
+        drawn = [r for r in requests if self.draws and not r.sampling.greedy]
+        if drawn:
+            return self._with_drawn(requests, drawn)
         free = self._free.propose(requests)
         if any(p.chances is None and len(p.tree) for p in free):
             raise ValueError(f"free: {self._free.name} states no chances, want a drafter that does")
@@ -203,6 +223,20 @@ class CombinedDrafter:
         if asked[0].prices.second > 0.0:
             self._worth.observe(gains, seconds + perf_counter() - start)
         return proposals
+
+    def _with_drawn(self, requests: Sequence[DraftRequest], drawn: Sequence[DraftRequest]) -> list[Proposal]:
+        """Of a batch with drawn drafts: those, and the free drafter's for all others. What the two would be
+        together is not worth the other drafter's going level by level for all.
+        """
+        self._drawn = {r.slot for r in drawn}
+        asked = [r for r in drawn if min(r.max_nodes, r.max_depth) > 0]
+        found = {}
+        if asked:
+            proposals, _ = self._other.draft(asked)
+            found = dict(zip([r.slot for r in asked], proposals, strict=True))
+        others = [r for r in requests if r.slot not in self._drawn]
+        found.update(zip([r.slot for r in others], self._free.propose(others), strict=True))
+        return [found.get(r.slot) or Proposal.empty() for r in requests]
 
     def _priced(self, requests: Sequence[DraftRequest], classes: Sequence[int]) -> Sequence[DraftRequest]:
         """The requests at the prices of what follows rounds like this one; books the round before."""

@@ -42,6 +42,7 @@ class LayerSkipDrafter(ModelDrafter):
         widen: most children of the node at which a chain ends by its exit: where the drafter is not sure, its
             next guesses come along. Needs an `exit` and a chain; drawn drafts are widened only without
             replacement, as a rule for independent siblings knows of their number.
+        drawn: the shape of drafts that are drawn at random; None: that of all others.
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
 
@@ -59,12 +60,14 @@ class LayerSkipDrafter(ModelDrafter):
         exit: DraftExit | None = None,
         branching: Sequence[int] | TreeShape = (1,),
         widen: int = 1,
+        drawn: TreeShape | None = None,
         replacement: bool = False,
         draw: bool = True,
     ) -> None:
         super().__init__(
             view,
             branching=branching,
+            drawn=drawn,
             replacement=replacement,
             draw=draw,
             vocabulary=None if view.vocabulary is None else view.vocabulary.numpy(),

@@ -26,6 +26,7 @@ class ModelDrafter(SteppingDrafter):
         slots: sequences at a time, as in the target's loop.
         branching: children of the last emitted token, of each of those, and so on; the last number goes on.
             (1,) drafts chains. Or a `TreeShape`, such as `TreeShape.pruned()`.
+        drawn: the shape of drafts that are drawn at random; None: that of all others.
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
         vocabulary: [V'] the tokens that the columns of the model's logits stand for, ascending; None: all.
@@ -43,6 +44,7 @@ class ModelDrafter(SteppingDrafter):
         *,
         slots: int = 1,
         branching: Sequence[int] | TreeShape = (1,),
+        drawn: TreeShape | None = None,
         replacement: bool = False,
         draw: bool = True,
         vocabulary: NDArray[np.integer] | None = None,
@@ -52,6 +54,7 @@ class ModelDrafter(SteppingDrafter):
             model,
             slots=slots,
             branching=branching,
+            drawn=drawn,
             replacement=replacement,
             draw=draw,
             vocabulary=vocabulary,

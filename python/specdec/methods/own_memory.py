@@ -32,7 +32,12 @@ def loop_of(
         drafter,
         slots=drafter.cache.slots,
         commit=commit,
-        budget=DraftBudget(max_draft, adaptive=adaptive, whole=drafter.ends_drafts),
+        budget=DraftBudget(
+            max_draft,
+            adaptive=adaptive,
+            whole=drafter.ends_drafts,
+            planned=isinstance(drafter, EarlyExitDrafter),
+        ),
         acceptance=acceptance,
         cache=drafter.cache,
     )

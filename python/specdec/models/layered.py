@@ -164,12 +164,19 @@ class Layered(ABC):
         if vocabulary is not None:
             check_vocabulary(vocabulary, self.vocab_size)
             view.vocabulary = torch.tensor(list(vocabulary))
-            head = self._head.unpack()[view.vocabulary]
-            view._head = ops.pack_weight(head.float(), torch.int8) if int8 else ops.pack_weight(head)
+            head = self._head.unpack()[view.vocabulary].float()
+            view._head = ops.pack_weight(head, torch.int8 if view._in_int8 else None)
+            view._int8 = None  # it has the whole vocabulary
         return view
+
+    @property
+    def _in_int8(self) -> bool:
+        return self._head.dtype == torch.int8
 
     def _int8_copy(self: M) -> M:
         """This model with int8 matrices, made once."""
+        if self._in_int8:
+            return self
         if self._int8 is None:
             part = self._copied()
             part._layers = [layer.to_int8() for layer in self._layers]

@@ -1,12 +1,11 @@
-"""The pace of a set of skipped sub-layers, on ever more texts."""
+"""The pace of a choice of drafts, on ever more texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specdec.models.base import SkippableLM
-from specdec.models.skipping import SkipSet
+from specdec.tuning.choices import Choice, DraftViews
 from specdec.tuning.pace import Policy, RoundTimes, best_policy
 from specdec.tuning.reading import Outcomes, Reading
 from specdec.tuning.similarity import Similar
@@ -15,7 +14,7 @@ from specdec.tuning.texts import Text
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found of a set.
+    """What was found of a choice.
 
     Attributes:
         paces: with its best policy, after every part of the texts.
@@ -29,33 +28,31 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates sets on the same texts with the same times.
+    """Evaluates choices on the same texts with the same times.
 
     Args:
-        model: the target.
-        texts: prompts and the model's greedy continuations.
+        views: of the target.
+        texts: prompts and the target's greedy continuations.
         times: what rounds take.
         depth: most drafts of a round; None for as many as the times know.
-        int8: whether drafts are made with int8 copies of the matrices.
         parts: of the texts, after each of which an evaluation may end.
     """
 
     def __init__(
         self,
-        model: SkippableLM,
+        views: DraftViews,
         texts: Sequence[Text],
         times: RoundTimes,
         depth: int | None = None,
         *,
-        int8: bool = False,
         parts: int = 4,
     ) -> None:
-        self._model = model
+        self._views = views
         self._times = times
-        self._int8 = int8
         depth = len(times.verify) - 1 if depth is None else depth
         size = -(-len(texts) // parts)
-        self._readings = [Reading(model, texts[i : i + size], depth) for i in range(0, len(texts), size)]
+        parted = [texts[i : i + size] for i in range(0, len(texts), size)]
+        self._readings = [Reading(views.model, part, depth) for part in parted]
 
     @property
     def places(self) -> int:
@@ -63,16 +60,16 @@ class Evaluator:
         return sum(reading.places * reading.texts for reading in self._readings)
 
     def __call__(
-        self, skips: SkipSet, hopeless: Callable[[Sequence[float]], bool] = lambda paces: False
+        self, choice: Choice, hopeless: Callable[[Sequence[float]], bool] = lambda paces: False
     ) -> Evaluation:
-        """Evaluates a set.
+        """Evaluates a choice.
 
         Args:
-            skips: the set.
+            choice: how to draft.
             hopeless: told the paces so far after every part but the last; True ends the evaluation.
         """
-        view = self._model.skipping(skips, int8=self._int8)
-        once, each = self._times.drafting(skips, self._model.num_layers)
+        view, part = self._views.view(choice), self._views.part(choice.vocabulary)
+        once, each = self._times.drafting(choice.skips, self._views.model.num_layers, part)
         parts: list[Outcomes] = []
         paces: list[float] = []
         while True:
@@ -87,4 +84,4 @@ class Evaluator:
         """The sets of every size that change the residual stream least (`Reading.similar`), on all texts'
         first part.
         """
-        return self._readings[0].similar(2 * self._model.num_layers - 1)
+        return self._readings[0].similar(2 * self._views.model.num_layers - 1)

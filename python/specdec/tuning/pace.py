@@ -1,8 +1,9 @@
-"""What a set of skipped sub-layers is worth: time per token, from measured times and counted tokens.
+"""What a choice of drafts is worth: time per token, from measured times and counted tokens.
 
 Times are in plain rounds, the time in which plain decoding makes a token: below 1 speculation pays. The
 tokens of a round follow from the text alone (`Reading`) and the times from the number of sub-layers that are
-left, so that a set has the same pace whenever it is asked for, whatever else the machine does meanwhile.
+left and the part of the head, so that a choice has the same pace whenever it is asked for, whatever else the
+machine does meanwhile.
 
     a set keeps 20 of 60 sub-layers, a draft takes 0.4, a round of 3 drafts v = 1.2 to verify
     3 drafts a round, kept with 0.8, 0.7, 0.5 (each with those before it)   tokens 1 + 0.8 + 0.7 + 0.5 = 3
@@ -33,17 +34,20 @@ class RoundTimes:
         plain_seconds: of a plain round.
         verify: by the number of drafts, from 0 to K, what comes after drafting; the first is 1.
         draft: of drafting what comes once a round, then of each draft what comes once, what every token mixer
-            takes that is left, and what every MLP does.
+            takes that is left, what every MLP does, and what the head does over all tokens.
     """
 
     plain_seconds: float
     verify: tuple[float, ...]
-    draft: tuple[float, float, float, float]
+    draft: tuple[float, float, float, float, float]
 
-    def drafting(self, skips: SkipSet, layers: int) -> tuple[float, float]:
-        """Of a model of so many layers without some sub-layers: once a round, and of each draft."""
-        once, each, mixer, mlp = self.draft
-        return once, each + mixer * (layers - len(skips.mixers)) + mlp * (layers - len(skips.mlps))
+    def drafting(self, skips: SkipSet, layers: int, part: float) -> tuple[float, float]:
+        """Of a model of so many layers without some sub-layers, with a part of its head: once a round, and of
+        each draft.
+        """
+        once, each, mixer, mlp, head = self.draft
+        kept = mixer * (layers - len(skips.mixers)) + mlp * (layers - len(skips.mlps))
+        return once, each + kept + head * part
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `read` makes it again."""
@@ -59,10 +63,10 @@ class RoundTimes:
             raise ValueError(f"times: got {shown(values)}, want plain_seconds, verify and draft") from None
         for number in numbers:
             check_number("times", number, 0.0)
-        if len(draft) != 4 or len(verify) < 2:
-            raise ValueError(f"times: got {shown(values)}, want four numbers in draft and two in verify")
-        once, each, mixer, mlp = map(float, draft)
-        return cls(float(plain), tuple(map(float, verify)), (once, each, mixer, mlp))
+        if len(draft) != 5 or len(verify) < 2:
+            raise ValueError(f"times: got {shown(values)}, want five numbers in draft and two in verify")
+        once, each, mixer, mlp, head = map(float, draft)
+        return cls(float(plain), tuple(map(float, verify)), (once, each, mixer, mlp, head))
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Reading:
 
     @torch.inference_mode()
     def outcomes(self, view: SkippingView) -> Outcomes:
-        """What a view of the model would draft. Its vocabulary is all tokens."""
+        """What a view of the model would draft."""
         block, depth = self._block, self.depth
         windows = self._tokens.unfold(1, depth + 1, 1)  # [R, block, depth + 1]
         chains, wanted = windows[..., :-1], windows[..., 1:]
@@ -112,6 +112,8 @@ class Reading:
         )
         best, token = logits.max(-1)  # [R, block * depth]
         confidence = (best - logits.logsumexp(-1)).exp()
+        if view.vocabulary is not None:
+            token = view.vocabulary[token]
         right = token.view_as(wanted) == wanted
         shape = (self.texts, self.places, depth)
         return Outcomes(right.reshape(shape), confidence.reshape(shape))

@@ -24,7 +24,19 @@ LEAST_TURNS = 4
 PLAIN_EVERY = 4  # runs between two of plain decoding
 
 
-Case = tuple[int, int, int]  # mixers and MLPs that are left, drafts
+class Case(NamedTuple):
+    """What is left of a drafting model, and how it is used.
+
+    Attributes:
+        mixers, mlps: that are left.
+        part: of the head.
+        drafts: a round.
+    """
+
+    mixers: int
+    mlps: int
+    part: float
+    drafts: int
 
 
 class TimedRound(NamedTuple):
@@ -77,13 +89,15 @@ def measure_times(
     seconds: float,
     *,
     int8: bool = False,
+    vocabulary: Sequence[int] | None = None,
 ) -> RoundTimes:
     """What drafts and verifications take.
 
     Drafting is measured with four sets that leave a quarter or three quarters of the mixers and of the MLPs,
-    at two lengths, and a line is put through: layers of a model are alike, so what counts is how many are
-    left. Verification is measured at every length. Everything takes turns with plain rounds; what counts is
-    the first quartile of all rounds of a kind, as other work on the machine only ever adds time.
+    at two lengths, the least and the most of them with a small vocabulary too, and a line is put through:
+    layers of a model are alike, so what counts is how many are left, and how much of the head.
+    Verification is measured at every length. Everything takes turns with plain rounds; what counts is the
+    first quartile of all rounds of a kind, as other work on the machine only ever adds time.
 
     Args:
         model: the target.
@@ -91,24 +105,29 @@ def measure_times(
         depth: most drafts K of a round.
         seconds: for all of it, about; four turns at least, the first of which does not count.
         int8: whether drafts are made with int8 copies of the matrices.
+        vocabulary: a small one, for the time of the head; None: it remains in the time of each draft.
     """
     layers = model.num_layers
     few, many = max(1, layers // 4), max(1, 3 * layers // 4)
     lengths = sorted({max(1, depth // 4), max(1, depth - depth // 4)})
-    cases = [(mixers, mlps, n) for mixers in (few, many) for mlps in (few, many) for n in lengths]
-    cases += [(few, few, n) for n in range(1, depth + 1) if n not in lengths]
+    cases = [Case(mixers, mlps, 1.0, n) for mixers in (few, many) for mlps in (few, many) for n in lengths]
+    if vocabulary is not None:
+        part = len(vocabulary) / model.vocab_size
+        cases += [Case(kept, kept, part, n) for kept in (few, many) for n in lengths]
+    cases += [Case(few, few, 1.0, n) for n in range(1, depth + 1) if n not in lengths]
     cases = list(dict.fromkeys(cases))  # a small model has fewer
     plain = autoregressive(model)
     loops = [
         self_speculative(
             model,
-            evenly_skipped(layers, mixers, mlps),
+            evenly_skipped(layers, case.mixers, case.mlps),
             exit=FixedLength(),
-            max_draft=n,
+            max_draft=case.drafts,
             adaptive=False,
+            vocabulary=vocabulary if case.part < 1.0 else None,
             int8=int8,
         )
-        for mixers, mlps, n in cases
+        for case in cases
     ]
     found: dict[Case, list[TimedRound]] = {}
     plain_rounds: list[TimedRound] = []
@@ -118,9 +137,9 @@ def measure_times(
         prompt = prompts[turn % len(prompts)]
         order = list(range(len(cases)))[:: 1 if turn % 2 == 0 else -1]
         for place, i in enumerate(order):
-            mixers, mlps, n = cases[i]
-            for r in _rounds(loops[i], prompt, n):
-                found.setdefault((mixers, mlps, r.drafted), []).append(r)  # an end token cuts drafts short
+            for r in _rounds(loops[i], prompt, cases[i].drafts):
+                case = cases[i]._replace(drafts=r.drafted)  # an end token cuts drafts short
+                found.setdefault(case, []).append(r)
             if place % PLAIN_EVERY == 0:
                 plain_rounds += _rounds(plain, prompt, 0)
         turn += 1
@@ -143,16 +162,18 @@ def _fitted(
     lengths that did not occur they are on a line between the others.
     """
     one = _quartile([r.draft + r.rest for r in plain_rounds])
-    rows = np.array([(1.0, n, n * mixers, n * mlps) for mixers, mlps, n in found])
+    rows = np.array([(1.0, c.drafts, *(c.drafts * of for of in c[:3])) for c in found])
     seen = np.array([_quartile([r.draft for r in rounds]) / one for rounds in found.values()])
-    once, each, mixer, mlp = map(float, _not_negative(rows / seen[:, None], np.ones(len(seen))))
+    whole = all(case.part == 1.0 for case in found)
+    line = _not_negative(rows[:, : 4 if whole else 5] / seen[:, None], np.ones(len(seen)))
+    once, each, mixer, mlp, head = map(float, [*line, 0.0][:5])
     by_length: dict[int, list[float]] = {}
-    for (_, _, n), rounds in found.items():
-        by_length.setdefault(n, []).extend(r.rest / one for r in rounds)
+    for case, rounds in found.items():
+        by_length.setdefault(case.drafts, []).extend(r.rest / one for r in rounds)
     known = sorted(by_length)
     rising = _rising([_quartile(by_length[n]) for n in known])
     verify = np.interp(range(1, depth + 1), known, rising)
-    return RoundTimes(one, (1.0, *map(float, verify)), (once, each, mixer, mlp))
+    return RoundTimes(one, (1.0, *map(float, verify)), (once, each, mixer, mlp, head))
 
 
 def _quartile(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""All of `specdec tune --model`: texts, times, search, a contest of the best sets, advice, the files."""
+"""All of `specdec tune --model`: texts, times, search, a contest of the best choices, advice, the files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from specdec.models.checkpoint import resolve_model, weights_sha256, write_json
 from specdec.models.skip_file import SkipFile
 from specdec.models.skipping import SkipSet
 from specdec.tuning.advisor import Advice, advise, decode_in_turn, sentence
+from specdec.tuning.choices import Choice, DraftViews
 from specdec.tuning.evaluation import Evaluator
 from specdec.tuning.pace import Policy, RoundTimes
 from specdec.tuning.round_times import measure_times
@@ -51,14 +52,14 @@ class Target:
         name: as given.
         model: loaded.
         sha256: of its weights.
-        int8: whether it drafts with int8 copies of its matrices.
+        views: that it drafts with.
         texts: that it wrote.
     """
 
     name: str
     model: SkippableLM
     sha256: str
-    int8: bool
+    views: DraftViews
     texts: Texts
 
     @classmethod
@@ -78,11 +79,8 @@ class Target:
             held_out=HELD_OUT,
             new_tokens=PLACES + DEPTH,
         )
-        return cls(name, model, weights_sha256(source), int8, texts)
-
-    def view(self, skips: SkipSet) -> SkippingView:
-        """What drafts without some sub-layers."""
-        return self.model.skipping(skips, int8=self.int8)
+        views = DraftViews(model, texts.ranked, int8=int8)
+        return cls(name, model, weights_sha256(source), views, texts)
 
     def settings(self, dtype: str) -> dict[str, Any]:
         """What the trials of a search depend on."""
@@ -91,14 +89,22 @@ class Target:
             "texts": self.texts.sha256,
             "device": cpu_model(),
             "dtype": dtype,
-            "int8": self.int8,
+            "int8": self.views.int8,
             "threads": torch.get_num_threads(),
         }
 
 
 def times_of(target: Target, seconds: float) -> RoundTimes:
     """What rounds of the target take, measured for about so many seconds."""
-    return measure_times(target.model, target.texts.held_out, DEPTH, seconds, int8=target.int8)
+    views = target.views
+    return measure_times(
+        target.model,
+        target.texts.held_out,
+        DEPTH,
+        seconds,
+        int8=views.int8,
+        vocabulary=views.tokens(views.sizes[-1]),
+    )
 
 
 def proposed(similar: Sequence[Similar], layers: int, *, int8: bool = False) -> list[Similar]:
@@ -123,10 +129,10 @@ def loop_maker(
     return make
 
 
-def always(target: Target, skips: SkipSet, policy: Policy) -> Callable[[], Loop]:
-    """Makes loops that draft in every round as a policy says."""
-    exit, view = StaticThreshold(policy.threshold), target.view(skips)
-    return loop_maker(target.model, view, exit, max_draft=policy.length, adaptive=False)
+def always(target: Target, trial: Trial) -> Callable[[], Loop]:
+    """Makes loops that draft in every round as a trial's policy says."""
+    exit, view = StaticThreshold(trial.policy.threshold), target.views.view(trial.choice)
+    return loop_maker(target.model, view, exit, max_draft=trial.policy.length, adaptive=False)
 
 
 def contest(
@@ -135,13 +141,13 @@ def contest(
     on_run: Callable[[str], None] = lambda name: None,
     should_stop: Stopped = lambda: False,
 ) -> list[tuple[Trial, float]] | None:
-    """Decodes the held-out prompts with each set, as its policy says, in turn with plain decoding.
+    """Decodes the held-out prompts with each choice, as its policy says, in turn with plain decoding.
 
     Returns:
         The trials and their measured speedups, the fastest first; None where it was stopped.
     """
     model = target.model
-    makers = {f"set of trial {t.number}": always(target, t.skips, t.policy) for t in trials}
+    makers = {f"set of trial {t.number}": always(target, t) for t in trials}
     found = decode_in_turn(
         lambda: autoregressive(model),
         makers,
@@ -165,7 +171,7 @@ def advice_on(
     on_run: Callable[[str], None] = lambda name: None,
     should_stop: Stopped = lambda: False,
 ) -> list[Advice] | None:
-    """Measures self-speculative decoding with the chosen set: as it comes, by the exit of the paper; where
+    """Measures self-speculative decoding with what was chosen: as it comes, by the exit of the paper; where
     prices end drafts; in every round as the search had it; and the last of these with the best set of the
     similarity of hidden states, where that is another.
 
@@ -173,15 +179,14 @@ def advice_on(
         One for each, that of decoding as it comes first; None where it was stopped.
     """
     model = target.model
-    view = target.view(chosen.skips)
+    view = target.views.view(chosen.choice)
     makers = {
         "adaptive (the default)": loop_maker(model, view, AdaptiveExit(), max_draft=12, adaptive=True),
         "priced": loop_maker(model, view, None, max_draft=16, adaptive=True),
-        label_of(chosen.policy): always(target, chosen.skips, chosen.policy),
+        label_of(chosen.policy): always(target, chosen),
     }
-    if warm_start.skips != chosen.skips:
-        name = f"similarity: {label_of(warm_start.policy)}"
-        makers[name] = always(target, warm_start.skips, warm_start.policy)
+    if warm_start.choice != chosen.choice:
+        makers[f"similarity: {label_of(warm_start.policy)}"] = always(target, warm_start)
     found = decode_in_turn(
         lambda: autoregressive(model),
         makers,
@@ -209,11 +214,11 @@ class Outcome:
     """What a search came to.
 
     Attributes:
-        chosen: the set.
+        chosen: the trial whose choice is the best.
         warm_start: the best of those that the similarity of hidden states proposed.
         trials: all.
         times: what rounds take.
-        contest: the sets of the contest with their speedups.
+        contest: the trials of the contest with their speedups.
         advice: empty where it was stopped before.
         seconds: that all of it took, earlier runs not counted.
     """
@@ -227,19 +232,21 @@ class Outcome:
     seconds: float
 
     def sentence(self, model: str) -> str:
-        """The advice on the chosen set in one sentence. There is advice."""
+        """The advice on what was chosen in one sentence. There is advice."""
         return sentence(model, self.advice[:WAYS])
 
     def skip_file(self, target: Target, dtype: str) -> SkipFile:
-        """The set as a file."""
+        """The choice as a file."""
+        skips, vocabulary = self.chosen.choice
         return SkipFile(
-            self.chosen.skips,
+            skips,
             target.name if "/" not in target.name else Path(target.name).name,
             target.sha256,
             target.model.num_layers,
             cpu_model(),
             dtype,
-            int8=target.int8,
+            vocabulary=target.views.tokens(vocabulary),
+            int8=target.views.int8,
             measured=self._measured(),
         )
 
@@ -259,6 +266,7 @@ class Outcome:
             "machine": machine(),
             "model": target.name,
             "settings": dict(settings),
+            "vocabularies": [size or target.model.vocab_size for size in target.views.sizes],
             **self._measured(),
             "chosen": self.chosen.number,
             "warm_start": self.warm_start.number,
@@ -270,25 +278,25 @@ class Outcome:
 
 
 def finalists(trials: Sequence[Trial]) -> list[Trial]:
-    """The sets that are worth a measurement, the best that similarity proposed last; none where none of its
-    sets was tried on all texts.
+    """The choices that are worth a measurement, the best that similarity proposed last; none where none of
+    its sets was tried on all texts.
     """
     warm = best_of(trials, 1, "similarity")
     if not warm:
         return []
-    best = [t for t in best_of(trials, FINALISTS + 1) if t.skips != warm[0].skips][:FINALISTS]
+    best = [t for t in best_of(trials, FINALISTS + 1) if t.choice != warm[0].choice][:FINALISTS]
     return [*best, warm[0]]
 
 
 def evaluator_of(target: Target, times: RoundTimes, depth: int | None = None) -> Evaluator:
-    """Evaluates sets on the target's texts, with at most `depth` drafts a round."""
-    return Evaluator(target.model, target.texts.searched, times, depth, int8=target.int8)
+    """Evaluates choices on the target's texts, with at most `depth` drafts a round."""
+    return Evaluator(target.views, target.texts.searched, times, depth)
 
 
 def useful_depth(evaluator: Evaluator, sets: Sequence[SkipSet]) -> int:
     """How many drafts a round a search should look at: more than the best of these sets would make, by what a
     part of the texts says. A model whose drafts are soon wrong is searched faster so.
     """
-    policies = [evaluator(skips, lambda paces: True).policy for skips in sets]
+    policies = [evaluator(Choice(skips), lambda paces: True).policy for skips in sets]
     best = min(policies, key=lambda policy: policy.pace)
     return min(DEPTH, best.length + SPARE)

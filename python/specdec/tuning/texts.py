@@ -8,6 +8,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from specdec.generation import Request
 from specdec.methods.autoregressive import autoregressive
@@ -19,6 +22,7 @@ LENGTH = 48  # tokens of a prompt
 _SHORTEST = 16
 _CHARACTERS = 16 * LENGTH  # that are encoded: more than so many tokens have
 _PASSES = 4  # over the folder, where it has few files
+_COUNTED = 1 << 21  # characters at most in which tokens are counted
 
 Text = tuple[list[int], list[int]]
 
@@ -30,15 +34,26 @@ class Texts:
     Attributes:
         searched: prompts with the model's greedy continuations, all of one length.
         held_out: prompts that no choice depends on, from other files where there are enough.
+        ranked: the model's tokens, the most frequent first, by the text that none of these was cut from.
     """
 
     searched: list[Text]
     held_out: list[list[int]]
+    ranked: list[int]
 
     @property
     def sha256(self) -> str:
         """Of all tokens."""
-        return hashlib.sha256(json.dumps([self.searched, self.held_out]).encode()).hexdigest()
+        tokens = [self.searched, self.held_out, self.ranked]
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+
+
+class _Cut(NamedTuple):
+    """A prompt and where it was cut: the number of the file's text in their order, and the character."""
+
+    prompt: list[int]
+    text: int
+    start: int
 
 
 def cut_prompts(folder: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -> list[list[int]]:
@@ -48,21 +63,27 @@ def cut_prompts(folder: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -
     Raises:
         ValueError: `folder` is none, or there is too little text in it.
     """
+    return [cut.prompt for cut in _cuts(folder, tokenizer, count, seed)]
+
+
+def _cuts(folder: Path, tokenizer: Tokenizer, count: int, seed: int) -> list[_Cut]:
     if not folder.is_dir():
         raise ValueError(f"text: {str(folder)!r} is not a folder")
     chance = random.Random(seed)
-    prompts: list[list[int]] = []
+    cuts: list[_Cut] = []
+    known: set[tuple[int, ...]] = set()
     for _ in range(_PASSES):
-        for text in read_texts(folder, seed):
+        for number, text in enumerate(read_texts(folder, seed)):
             starts = [i + 1 for i, c in enumerate(text[: 3 * len(text) // 4]) if c == "\n"] or [0]
             start = chance.choice(starts)
             prompt = tokenizer.encode(text[start : start + _CHARACTERS])[:LENGTH]
-            if len(prompt) >= _SHORTEST and prompt not in prompts:
-                prompts.append(prompt)
-            if len(prompts) == count:
-                return prompts
+            if len(prompt) >= _SHORTEST and tuple(prompt) not in known:
+                known.add(tuple(prompt))
+                cuts.append(_Cut(prompt, number, start))
+            if len(cuts) == count:
+                return cuts
     raise ValueError(
-        f"text: {str(folder)!r} has {len(prompts)} places to begin at, want at least {count} "
+        f"text: {str(folder)!r} has {len(cuts)} places to begin at, want at least {count} "
         f"of {_SHORTEST} tokens or more"
     )
 
@@ -92,14 +113,38 @@ def write_texts(
     Raises:
         ValueError: as `cut_prompts`.
     """
-    prompts = cut_prompts(folder, tokenizer, held_out + searched + searched // 2, seed)
+    cuts = _cuts(folder, tokenizer, held_out + searched + searched // 2, seed)
+    prompts = [cut.prompt for cut in cuts]
     rest = prompts[held_out:]
     results = autoregressive(model, slots=len(rest)).run(
         [Request(p, new_tokens, ignore_eos=True) for p in rest]
     )
     texts = [(p, r.tokens) for p, r in zip(rest, results, strict=True)]
     texts.sort(key=lambda text: _ends(text[1], model))  # stable: those that do not end come first
-    return Texts(texts[:searched], prompts[:held_out])
+    ranked = _ranked(folder, tokenizer, model.vocab_size, cuts, seed)
+    return Texts(texts[:searched], prompts[:held_out], ranked)
+
+
+def _ranked(
+    folder: Path, tokenizer: Tokenizer, vocab_size: int, cuts: Sequence[_Cut], seed: int
+) -> list[int]:
+    """All tokens, the most frequent first and of equally frequent ones that of the lower number, by the
+    folder's text without what was cut and what follows there.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    left = _COUNTED
+    for number, text in enumerate(read_texts(folder, seed)):
+        at = 0
+        for start in [*sorted(cut.start for cut in cuts if cut.text == number), len(text)]:
+            piece = text[at:start][:left]
+            at = max(at, start + _CHARACTERS)
+            left -= len(piece)
+            tokens = np.asarray(tokenizer.encode(piece), dtype=np.int64)
+            counts += np.bincount(tokens, minlength=vocab_size)
+        if left == 0:
+            break
+    ranked: list[int] = np.argsort(-counts, kind="stable").tolist()
+    return ranked
 
 
 def _ends(tokens: Sequence[int], model: CausalLM) -> bool:

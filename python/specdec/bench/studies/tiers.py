@@ -15,12 +15,12 @@ from typing import Any
 from specdec.bench.harness import Measured, Unit, speedup_of
 from specdec.bench.studies.lab import Entry, Lab, Step
 from specdec.bench.studies.section import Section, times
+from specdec.bench.studies.tier_costs import PassCosts, pass_costs
 from specdec.drafters.early_exit import EarlyExitDrafter
-from specdec.drafters.plan import Plan, Planner
+from specdec.drafters.plan import Plan, Planner, SequencePlanner
 from specdec.drafters.stage import Work
 from specdec.loop import Loop
 from specdec.methods import ADAPTIVE_TIERS, DrafterSpec
-from specdec.methods.hispec import exits_of, shipped_adapters
 
 TITLE = "Two tiers against three"
 LENGTHS = (1, 2, 3, 4)  # N_d of two tiers
@@ -35,7 +35,9 @@ LEGEND = (
     "the middle exit's, given that those before them were. Target: likewise the tokens of the tier below "
     "the target that were the target's. Checks: by the middle exit, a round. By the formula: m (N_d E + M) + "
     "L layer passes, N_d E + L in two tiers; drafts are shorter just before a sequence's end. By passes: the "
-    "speedup if nothing but the number of layer passes took time. Over two: speedup over the best two-tier "
+    "speedup if nothing but the number of layer passes took time. By operators: the speedup if nothing took "
+    "time but the operators of the passes, timed by themselves, the head and passes over several nodes among "
+    "them. Over two: speedup over the best two-tier "
     "setting of this table, whose choice after the fact favours it. Tokens/s: of the fastest turn on each "
     "prompt, which other work on the machine touches least."
 )
@@ -71,6 +73,10 @@ class Watch:
         """See `Planner.choose`."""
         return self._planner.choose(rows)
 
+    def for_sequence(self) -> SequencePlanner:
+        """See `Planner.for_sequence`."""
+        return self._planner.for_sequence()
+
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """See `Planner.accepted`."""
         before = self.passed.get((lower, upper), (0, 0))
@@ -102,12 +108,14 @@ class Setting:
     Attributes:
         name: in it.
         plan: the tiers; None: chosen for each round.
+        adapters: of the exits, as `DrafterSpec.tiered` takes them.
         int8: whether exits are read through a head in int8.
         watches: of its runs, that of the warm-up first.
     """
 
     name: str
     plan: Plan | None = None
+    adapters: str | None = None
     int8: bool = False
     watches: list[Watch] = field(default_factory=list)
 
@@ -120,7 +128,7 @@ class Setting:
     def entry(self) -> Entry:
         """What the lab runs."""
         tiers = ADAPTIVE_TIERS if self.plan is None else str(self.plan)
-        spec = DrafterSpec.tiered(tiers, int8=self.int8 or None)
+        spec = DrafterSpec.tiered(tiers, adapters=self.adapters, int8=self.int8 or None)
         return Entry(self.name, spec, max_draft=MOST, adaptive=self.plan is None, watch=self.watch)
 
     def watch(self, loop: Loop) -> None:
@@ -134,18 +142,19 @@ class Setting:
 
 def settings(lab: Lab) -> list[Setting]:
     """What is measured; all of it takes turns."""
-    exits = exits_of(lab.model, shipped_adapters(lab.model))
+    exits, adapters = lab.exits(), lab.exit_adapters
     lengths, inner, tentative = ((2,), (2,), (4,)) if lab.quick else (LENGTHS, INNER, TENTATIVE)
     plans = [Plan(exit, n) for exit in exits for n in lengths]
     for i, exit in enumerate(exits):
         plans += [Plan(exit, n, middle, t) for middle in exits[i + 1 :] for n in inner for t in tentative]
-    made = [Setting(str(plan), plan) for plan in plans]
-    return [*made, Setting(CHOSEN), Setting(f"{CHOSEN}, head in int8", int8=True)]
+    made = [Setting(str(plan), plan, adapters) for plan in plans]
+    chosen = [Setting(CHOSEN, None, adapters), Setting(f"{CHOSEN}, head in int8", None, adapters, int8=True)]
+    return [*made, *chosen]
 
 
 def steps(lab: Lab) -> int:
     """Calls of `step` that `measure` makes."""
-    return len(lab.units(1, _each(lab))) * (1 + len(settings(lab))) * _repeats(lab)
+    return 1 + len(lab.units(1, _each(lab))) * (1 + len(settings(lab))) * _repeats(lab)
 
 
 def measure(lab: Lab, step: Step) -> Result:
@@ -154,6 +163,8 @@ def measure(lab: Lab, step: Step) -> Result:
     entries = [setting.entry for setting in chosen]
     measured = lab.measured(entries, units, batch=1, count=_tokens(lab), repeats=_repeats(lab), step=step)
     layers, every = lab.model.num_layers, range(len(units))
+    costs = pass_costs(lab)
+    step("operators")
     rows = [
         row | _counts(setting, setting.watches[1:], row["rounds"], layers)
         for setting, row in zip(chosen, lab.rows(entries, units, measured, 1), strict=True)
@@ -163,6 +174,7 @@ def measure(lab: Lab, step: Step) -> Result:
     assert two is not None
     for row, m in zip(rows, measured[1:], strict=True):
         row["over_two"] = speedup_of(m, measured[1 + two], every)
+        row["by_operators"] = _by_operators(costs, row)
     return {
         "layers": layers,
         "runs": f"{len(units)} prompts, {_tokens(lab)} tokens each, {_repeats(lab)} turns.",
@@ -170,6 +182,14 @@ def measure(lab: Lab, step: Step) -> Result:
         "rows": rows,
         "prompts": _by_prompt(chosen, units, measured, best, _repeats(lab), layers),
     }
+
+
+def _by_operators(costs: PassCosts, row: Mapping[str, Any]) -> float | None:
+    """The speedup of a row's plan, if nothing but operators took time."""
+    if not row["tiers"]:
+        return None
+    took = costs.round(Plan.parse(row["name"]), row["checks_per_round"])
+    return float(row["tokens_per_round"] * costs.plain / took)
 
 
 def _best(rows: Sequence[Mapping[str, Any]], tiers: int) -> int | None:
@@ -274,6 +294,7 @@ HEADER = [
     "layer passes a round",
     "by the formula",
     "by passes",
+    "by operators",
     "rounds plain, two, three tiers",
 ]
 
@@ -292,6 +313,7 @@ def _cells(row: Mapping[str, Any], layers: int) -> list[str]:
         f"{row['passes_per_round']:.2f}",
         f"{row['formula_passes_per_round']:.2f}",
         times(row["tokens_per_round"] * layers / row["passes_per_round"]),
+        "" if row["by_operators"] is None else times(row["by_operators"]),
         " ".join(f"{share:.0%}" for share in of),
     ]
 
@@ -340,6 +362,15 @@ def account(result: Result) -> list[str]:
             f"{max(ratios):.2f} times as fast."
             if ratios
             else f"{where}: on none of these prompts."
+        )
+    limits = {
+        n: max((r["by_operators"] for r in result["rows"] if r["tiers"] == n), default=0.0) for n in (2, 3)
+    }
+    if limits[3]:
+        said.append(
+            f"If nothing but the operators took time, the best of three tiers would be "
+            f"{limits[3] / limits[2]:.2f} times as fast as the best of two ({limits[3]:.2f} and "
+            f"{limits[2]:.2f} times plain decoding)."
         )
     chosen = next(row for row in result["rows"] if row["name"] == CHOSEN)
     better = max(1.0, *(row["speedup"] for row in result["rows"] if row["tiers"] == 2))
