@@ -1,10 +1,10 @@
 """Chooses the tiers of every round from what rounds took and brought.
 
 Each plan, plain decoding among them, is expected to take and to bring what the arithmetic says: layers that
-run, times what rounds of as many tiers took for each, and tokens by how often one exit's drafts pass another
-(`plan_value.py`). What rounds of the plan then take and bring counts for more and more of it. So one measured
-plan tells about all of its kind, and a plan that looks bad by the arithmetic is tried once in a while all the
-same, ever more rarely. Times are kept in rounds of plain decoding at the pace that the machine had then.
+run, what every pass takes besides, and tokens by how often one exit's drafts pass another (`plan_value.py`).
+By how much rounds of the plan then take and bring more or less counts for more and more. So one measured plan
+tells about all of them, and a plan that looks bad by the arithmetic is tried once in a while all the same,
+ever more rarely. Times are in rounds of plain decoding at the pace that the machine has.
 
 A clock has no say in a text whose drafts are drawn at random: such a sequence chooses for itself
 (`sequence_plans.py`).
@@ -19,7 +19,7 @@ import torch
 
 from specdec.drafters.calibration import RunningRatio
 from specdec.drafters.plan import Plan
-from specdec.drafters.plan_value import MARGIN, Passed, PlanValue
+from specdec.drafters.plan_value import MARGIN, PASS, Passed, PlanValue
 from specdec.drafters.sequence_plans import SequencePlans
 from specdec.drafters.worth import Exploration
 from specdec.learned import PerModel
@@ -28,29 +28,30 @@ from specdec.models.base import LayeredLM
 LENGTHS = (1, 2, 3, 4, 6)  # of two tiers
 INNER = (1, 2, 3)  # N_d of three
 TENTATIVE = (2, 4, 6)  # N_i
-MEMORY = 0.99  # of a plan's rounds, a round of that plan
-BELIEF = 20.0  # rounds of a plan that the arithmetic counts for
-OVERHEAD = 0.98, 4.0  # of rounds of so many tiers, over their layers: memory, and what the prior counts for
+TOKENS = 0.99, 100.0  # that a plan brings, over the arithmetic's: memory, and what that counts for
+UNITS = 0.98, 10.0  # that a plan takes, over the arithmetic's
+PASSES = 0.98, 30.0  # what passes take besides their layers: memory, and what the prior counts for
+FIRST, AGAIN, EVERY = 3, 2, 256  # rounds of plain decoding at first, and after so many others
 PACE = 0.1  # of the latest round in what a round of plain decoding takes
+TRIALS = 1  # rounds of a new text that draft in any case
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
 EXPLORE_EVERY = 32  # rounds; doubled until another one is clearly better than the best so far
 CLEARLY = 0.02  # above the best one so far: then it is worth trying more
 HELD = 8  # rounds of a plan before all are compared again, which takes a part of a round
 
 
-@dataclass
 class _Arm:
-    """What rounds of one plan took and brought of late, in rounds, tokens and rounds of plain decoding."""
+    """What rounds of one plan took and brought of late, over what the arithmetic says.
 
-    rounds: float = 0.0
-    tokens: float = 0.0
-    units: float = 0.0
+    Attributes:
+        rounds: how many.
+        tokens, units: the ratios.
+    """
 
-    def observe(self, tokens: float, units: float) -> None:
-        """Books a round."""
-        self.rounds = MEMORY * self.rounds + 1.0
-        self.tokens = MEMORY * self.tokens + tokens
-        self.units = MEMORY * self.units + units
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.tokens = RunningRatio(*TOKENS)
+        self.units = RunningRatio(*UNITS)
 
 
 @dataclass
@@ -59,17 +60,23 @@ class _Learned:
 
     Attributes:
         arms: by plan; None is plain decoding.
-        overheads: by tiers, what their rounds take over what their layers would.
+        a_pass: rounds of plain decoding that a pass takes besides its layers.
         second: of a round of plain decoding, by the rounds of all plans; 0 before any.
+        measured: rounds of plain decoding that are to come, whatever is best: the others are compared with
+            them.
+        since: rounds since the last ones of these.
+        trials: of the first rounds of a text, that draft even if plain decoding seems better: rounds without
+            drafts say nothing of what drafts would bring.
         best: the plan of late.
         left: rounds for which it stays so.
     """
 
     arms: dict[Plan | None, _Arm] = field(default_factory=dict)
-    overheads: dict[int, RunningRatio] = field(
-        default_factory=lambda: {tiers: RunningRatio(*OVERHEAD) for tiers in (1, 2, 3)}
-    )
+    a_pass: RunningRatio = field(default_factory=lambda: RunningRatio(*PASSES, PASS))
     second: float = 0.0
+    measured: int = FIRST
+    since: int = 0
+    trials: int = 0
     exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
     best: Plan | None = None
     left: int = 0
@@ -97,10 +104,6 @@ def likely_plans(exits: Sequence[int]) -> list[Plan]:
     return plans
 
 
-def _tiers(plan: Plan | None) -> int:
-    return 1 if plan is None else 3 if plan.middle else 2
-
-
 class AdaptivePlanner:
     """Chooses among plans.
 
@@ -123,9 +126,22 @@ class AdaptivePlanner:
         """Chooses for a sequence whose drafts are drawn at random."""
         return SequencePlans(self.plans, self._expected)
 
+    def begin(self, slots: int) -> None:
+        """A new text is one of so many sequences."""
+        self._experience.passed.begin(1.0 / slots)
+        for learned in self._experience.learned.values():
+            learned.left, learned.trials = 0, TRIALS
+
     def choose(self, rows: int) -> Plan | None:
         """The plan of a round of `rows` sequences; None for plain decoding."""
         learned = self._experience.learned.setdefault(rows, _Learned())
+        learned.since += 1
+        if learned.since > EVERY:
+            learned.measured = AGAIN
+        if learned.measured > 0:
+            learned.measured -= 1
+            learned.since = 0
+            return None
         changed = False
         if learned.left <= 0:
             values = self._values(learned, rows)
@@ -133,7 +149,11 @@ class AdaptivePlanner:
             changed = values[best] > (1.0 + CLEARLY) * values.get(learned.best, 0.0)
             learned.best, learned.left = best, HELD
         learned.left -= 1
-        if not learned.exploration.due(changed):
+        tries = learned.exploration.due(changed)
+        if learned.trials > 0:
+            learned.trials -= 1
+            tries = tries or learned.best is None
+        if not tries:
             return learned.best
         learned.left = 0  # what is tried may be the best one
         # The one that may be better than thought: what was tried little may be better by more.
@@ -153,16 +173,20 @@ class AdaptivePlanner:
     def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
         """Books a round of `rows` sequences: the tokens that all of them emitted, and its seconds."""
         learned = self._experience.learned.setdefault(rows, _Learned())
-        overhead = learned.overheads[_tiers(plan)]
-        layers = self._expected.units(plan, self._experience.passed, rows)
-        expected = overhead.value * layers
-        if not learned.second:
-            learned.second = seconds / expected
-        seconds = min(seconds, 3.0 * expected * learned.second)  # an interruption says nothing about plans
-        took = seconds / learned.second
-        overhead.observe(took, layers)
-        learned.second += PACE * (seconds / expected - learned.second)
-        self._arm(learned, plan).observe(tokens / rows, took)
+        passed, arm = self._experience.passed, self._arm(learned, plan)
+        layers, passes = self._expected.units(plan, passed, rows), self._expected.passes(plan, passed)
+        expected = layers + learned.a_pass.value * passes
+        if not learned.second or (plan is None and arm.rounds < FIRST):  # the first ones are slow
+            learned.second = min(seconds, learned.second or seconds)
+        else:
+            pace = seconds / (arm.units.value * expected)
+            learned.second += PACE * (min(pace, 3.0 * learned.second) - learned.second)
+        took = min(seconds / learned.second, 3.0 * expected)  # an interruption says nothing about plans
+        if passes:
+            learned.a_pass.observe(took - layers, passes)
+        arm.rounds += 1
+        arm.units.observe(took, expected)
+        arm.tokens.observe(tokens / rows, self._expected.tokens(plan, passed))
 
     @staticmethod
     def _arm(learned: _Learned, plan: Plan | None) -> _Arm:
@@ -171,6 +195,7 @@ class AdaptivePlanner:
     def _value(self, learned: _Learned, plan: Plan | None, rows: int) -> float:
         """Tokens a sequence in the time of a round of plain decoding."""
         arm, passed = self._arm(learned, plan), self._experience.passed
-        layers = self._expected.units(plan, passed, rows)
-        tokens = arm.tokens + BELIEF * self._expected.tokens(plan, passed)
-        return tokens / (arm.units + BELIEF * learned.overheads[_tiers(plan)].value * layers)
+        units = self._expected.units(plan, passed, rows)
+        units += learned.a_pass.value * self._expected.passes(plan, passed)
+        tokens = self._expected.tokens(plan, passed)
+        return arm.tokens.value * tokens / (arm.units.value * units)

@@ -39,6 +39,15 @@ class RunningRatio:
         self._kept = self._said = 0.0
         self.value = prior
 
+    @property
+    def said(self) -> float:
+        """What was said of late."""
+        return self._said
+
+    def mixed(self, prior: float) -> float:
+        """The ratio with another prior."""
+        return (self._kept + self._weight * prior) / (self._said + self._weight)
+
     def observe(self, kept: float, said: float = 1.0) -> None:
         """Books what was kept of what was said."""
         self._kept = self._memory * self._kept + kept

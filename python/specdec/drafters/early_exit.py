@@ -222,6 +222,7 @@ class EarlyExitDrafter:
             ValueError: the cache was made for fewer slots.
         """
         check_integer("slot", slot, 0, self._cache.slots - 1)
+        self.planner.begin(self._cache.slots)
         self._sequences[slot] = self.planner.for_sequence()
 
     def end(self, slot: int) -> None:

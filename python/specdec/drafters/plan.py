@@ -110,6 +110,9 @@ class Planner(Protocol):
     def plans(self) -> Sequence[Plan]:
         """All that it may choose."""
 
+    def begin(self, slots: int) -> None:
+        """A new text is one of so many sequences."""
+
     def choose(self, rows: int) -> Plan | None:
         """The plan of a round of `rows` sequences none of which draws its drafts; None for plain decoding."""
 
@@ -128,6 +131,9 @@ class FixedPlan:
 
     def __init__(self, plan: Plan) -> None:
         self.plans: Sequence[Plan] = (plan,)
+
+    def begin(self, slots: int) -> None:
+        """Nothing is known of texts."""
 
     def choose(self, rows: int = 1) -> Plan | None:
         """The plan."""

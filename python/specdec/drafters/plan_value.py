@@ -15,7 +15,9 @@ from specdec.drafters.plan import Plan
 from specdec.models.base import LayeredLM
 
 MARGIN = 0.02  # that drafting must promise more than plain decoding
-MEMORY, WEIGHT = 0.98, 6.0  # of a ratio between two exits, and what its prior counts for
+LONG = 0.998, 6.0  # of how often tokens pass in texts: memory, and what the prior counts for
+MEMORY, WEIGHT = 0.97, 12.0  # of how often they do now: memory, and what is known of texts counts for
+PASS = 0.08  # of a round of plain decoding, that a pass takes besides its layers
 
 Chance = Callable[[int, int], float]
 """How often a token of the exit after so many layers is the one after so many."""
@@ -27,25 +29,48 @@ def _several(rows: int, nodes: int) -> float:
     return prior_cost(rows, nodes) / prior_cost(rows, 1)
 
 
-class Passed:
-    """How often tokens of one exit are those of another; at first, the closer the two the more often."""
+class _Pair:
+    """Of two exits: how often a token was kept, in the texts before and in what is written now."""
 
     def __init__(self) -> None:
-        self._ratios: dict[tuple[int, int], RunningRatio] = {}
+        self.known = RunningRatio(*LONG)
+        self.kept = self.said = 0.0
+
+    def observe(self, kept: int, said: int) -> None:
+        """Books tokens."""
+        self.known.observe(kept, said)
+        self.kept, self.said = MEMORY * self.kept + kept, MEMORY * self.said + said
+
+    def chance(self, prior: float) -> float:
+        """That a token is kept, where `prior` is thought of texts."""
+        # What is known of other texts counts for no more than there is of it.
+        weight = min(WEIGHT, LONG[1] + self.known.said - self.said)
+        return (self.kept + weight * self.known.mixed(prior)) / (self.said + weight)
+
+
+class Passed:
+    """How often tokens of one exit are those of another. Until more is known of two, they are thought to
+    differ as often as all others do, in proportion to the part of the layers that is between them.
+    """
+
+    def __init__(self) -> None:
+        self._differ = RunningRatio(*LONG, 0.5)  # of tokens, over that part
+        self._pairs: dict[tuple[int, int], _Pair] = {}
 
     def __call__(self, lower: int, upper: int) -> float:
         """Of the exits after `lower` and `upper` layers."""
-        return self._ratio(lower, upper).value
+        prior = max(1.0 - self._differ.value * (upper - lower) / upper, 0.0)
+        return self._pairs.setdefault((lower, upper), _Pair()).chance(prior)
+
+    def begin(self, share: float) -> None:
+        """This share of what is written is another text now."""
+        for pair in self._pairs.values():
+            pair.kept, pair.said = (1.0 - share) * pair.kept, (1.0 - share) * pair.said
 
     def observe(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Books that `kept` of `said` tokens of one exit were those of the other."""
-        self._ratio(lower, upper).observe(kept, said)
-
-    def _ratio(self, lower: int, upper: int) -> RunningRatio:
-        key = lower, upper
-        if key not in self._ratios:
-            self._ratios[key] = RunningRatio(MEMORY, WEIGHT, 0.5 + 0.5 * lower / upper)
-        return self._ratios[key]
+        self._pairs.setdefault((lower, upper), _Pair()).observe(kept, said)
+        self._differ.observe(said - kept, said * (upper - lower) / upper)
 
 
 class PlanValue:
@@ -94,6 +119,14 @@ class PlanValue:
         else:
             every = draft + plan.exit + (layers - plan.exit + head) * several(1.0 + plan.length)
         return every / (layers + head)
+
+    def passes(self, plan: Plan | None, chance: Chance) -> float:
+        """Passes of a round one after the other, above the one of plain decoding."""
+        if plan is None:
+            return 0.0
+        if not plan.middle:
+            return plan.length + 1.0
+        return self._inner(plan, chance) * (plan.length + 2.0) + 2.0
 
     def _came(self, plan: Plan, chance: Chance) -> float:
         """Tokens that come through a check."""

@@ -69,6 +69,10 @@ class Watch:
         """See `Planner.plans`."""
         return self._planner.plans
 
+    def begin(self, slots: int) -> None:
+        """See `Planner.begin`."""
+        self._planner.begin(slots)
+
     def choose(self, rows: int) -> Plan | None:
         """See `Planner.choose`."""
         return self._planner.choose(rows)
