@@ -54,6 +54,8 @@ class ByWhatPassed:
         self._sequences = 0
         self._told = told
 
+    def begin(self, slots: int) -> None: ...
+
     def for_sequence(self) -> ByWhatPassed:
         self._sequences += 1
         return ByWhatPassed(self.used, self._sequences)

@@ -8,6 +8,7 @@ is counted in this sequence alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from specdec.drafters.plan import Plan
@@ -39,6 +40,7 @@ class SequencePlans:
         self._values: dict[Plan | None, float] = {}
         self._best: Plan | None = None
         self._left = 0
+        self._tries: Counter[int] = Counter()  # by tiers
 
     def choose(self) -> Plan | None:
         """The plan of the next round, None for plain decoding. Call it once a round."""
@@ -55,8 +57,14 @@ class SequencePlans:
         if not self._exploration.due(False):
             return self._best
         self._left = 0  # what it tells may change the choice
-        others = {p: v for p, v in self._values.items() if p is not None and _tiers(p) != _tiers(self._best)}
-        return max(others, key=others.__getitem__, default=self._best)
+        hopes = {
+            p: value / (1.0 + self._tries[_tiers(p)])  # all kinds in turn
+            for p, value in self._values.items()
+            if p is not None and _tiers(p) != _tiers(self._best)
+        }
+        tried = max(hopes, key=hopes.__getitem__, default=self._best)
+        self._tries[_tiers(tried)] += 1
+        return tried
 
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """See `SequencePlanner.accepted`."""
