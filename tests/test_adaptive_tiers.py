@@ -10,6 +10,7 @@ import pytest
 
 from specdec.drafters.adaptive import AdaptivePlanner, likely_plans
 from specdec.drafters.plan import Plan
+from specdec.drafters.sequence_plans import SequencePlans
 from specdec.models.base import LayeredLM
 
 LAYERS, HEAD = 10, 1.5  # of a model like gdn-code, the head in layers
@@ -34,6 +35,9 @@ def model() -> LayeredLM:
     return found  # type: ignore[no-any-return]
 
 
+Told = AdaptivePlanner | SequencePlans
+
+
 class World:
     """Rounds of a model: what they take, in layers, and what they bring."""
 
@@ -42,7 +46,7 @@ class World:
         self.chances = {(2, 5): low, (5, LAYERS): high, (2, LAYERS): far}
         self.random = np.random.default_rng(seed)
 
-    def run(self, plan: Plan | None, planner: AdaptivePlanner | None = None) -> tuple[int, float]:
+    def run(self, plan: Plan | None, planner: Told | None = None) -> tuple[int, float]:
         """Tokens and seconds of a round."""
         if plan is None:
             return 1, LAYERS + HEAD
@@ -60,7 +64,7 @@ class World:
         layers += lower + (LAYERS - lower + HEAD) * (1.0 + self.node * came)
         return 1 + self.kept(lower, LAYERS, came, planner), layers * float(self.random.uniform(0.95, 1.05))
 
-    def kept(self, lower: int, upper: int, drafts: int, planner: AdaptivePlanner | None) -> int:
+    def kept(self, lower: int, upper: int, drafts: int, planner: Told | None) -> int:
         """Drafts that pass."""
         wrong = np.flatnonzero(self.random.random(drafts) >= self.chances[lower, upper])
         kept = int(wrong[0]) if len(wrong) else drafts
@@ -92,6 +96,35 @@ def test_nearly_all_of_the_best_plans_speed_is_reached(name: str) -> None:
     tokens, seconds, lost = np.array(told[500:]).sum(axis=0)
     assert tokens / seconds / rates[best] > 0.95  # plans differ by less than what their rounds tell for long
     assert lost < 0.02 * seconds  # by tries
+
+
+def told(chances: dict[tuple[int, int], float], rounds: int = 400) -> list[Plan | None]:
+    """The plans of a sequence's rounds in a world of these chances."""
+    world = World("plain")
+    world.chances = chances
+    plans, chosen = AdaptivePlanner(model(), PLANS).for_sequence(), []
+    for _ in range(rounds):
+        chosen.append(plans.choose())
+        if chosen[-1] is not None:
+            world.run(chosen[-1], plans)
+    return chosen
+
+
+def test_a_sequence_takes_the_tiers_that_its_own_drafts_speak_for() -> None:
+    poor = told({(2, 5): 0.1, (5, LAYERS): 0.1, (2, LAYERS): 0.1})
+    assert poor[-200:].count(None) > 190
+    assert 0 < sum(plan is not None for plan in poor[64:]) < 12  # now and then it tries all the same
+    two = told({(2, 5): 0.5, (5, LAYERS): 0.5, (2, LAYERS): 0.9})
+    assert sum(plan is not None and not plan.middle for plan in two) > 380
+    three = told({(2, 5): 0.9, (5, LAYERS): 0.97, (2, LAYERS): 0.5})
+    assert sum(plan is not None and plan.middle == 5 for plan in three[100:]) > 280
+    assert three == told({(2, 5): 0.9, (5, LAYERS): 0.97, (2, LAYERS): 0.5})  # no clock
+
+
+def test_sequences_draft_and_check_with_the_same_exits() -> None:
+    plans = AdaptivePlanner(model(), likely_plans((2, 5, 7))).for_sequence()
+    chosen = {plans.choose() for _ in range(200)}
+    assert all(plan is None or (plan.exit == 2 and plan.middle in (0, 5)) for plan in chosen)
 
 
 def test_what_was_learned_outlives_a_planner_and_an_interruption_does_not() -> None:

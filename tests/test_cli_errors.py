@@ -103,6 +103,19 @@ SELF = ["--method", "self-speculative"]
             ["--tiers: exit: got 12, want at most 9"],
         ),
         (
+            ["generate", "x", "--exit-adapters", "d"],
+            ["--exit-adapters: got d, but only the method hispec takes it"],
+        ),
+        *(
+            ([*command, "--exit-adapters", "nowhere"], ["--exit-adapters: nowhere/config.json: cannot be"])
+            for command in (["generate", "x", "--method", "hispec"], ["bench", "--methods", "hispec"])
+        ),
+        (["tune", "--model", "gdn-code", "--exit-adapters", "d"], ["--exit-adapters: only for --method"]),
+        (
+            ["bench", "--study", "specla", "--exit-adapters", "none"],
+            ["--exit-adapters: the study specla takes none"],
+        ),
+        (
             ["generate", "x", *SELF, "--skip", "none", "--no-draft-int8"],
             ["--skip: got 'none', which drafts as dearly"],
         ),

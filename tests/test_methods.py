@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from tests.loop.recurrent import random_files
 
 from specdec.acceptance import SamplingParams
 from specdec.drafters.draft_exit import AdaptiveExit, StaticThreshold
+from specdec.drafters.hierarchical import HierarchicalDrafter
 from specdec.drafters.layer_skip import LayerSkipDrafter
 from specdec.drafters.ngram import NGramDrafter
 from specdec.drafters.online_skips import OnlineSkipDrafter
@@ -26,6 +28,7 @@ from specdec.methods import (
     build_drafter,
     default_drafter,
     get_method,
+    hispec,
     load_drafter_model,
     load_skip_file,
 )
@@ -33,8 +36,9 @@ from specdec.methods.autoregressive import autoregressive
 from specdec.methods.specla import specla
 from specdec.models import load_model
 from specdec.models.base import CausalLM
-from specdec.models.checkpoint import resolve_model
+from specdec.models.checkpoint import resolve_model, weights_sha256
 from specdec.models.drafter_checkpoint import save_drafter
+from specdec.models.exit_adapter import ExitAdapters, ExitAdaptersConfig, save_exit_adapters
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.skip_file import SkipFile
 from specdec.models.skipping import SkipSet
@@ -142,8 +146,7 @@ def test_a_target_without_a_drafter_says_how_to_get_one(tmp_path: Path, model: C
     with pytest.raises(ValueError, match="no drafter comes with this target; train one with `specdec train"):
         build_drafter(DrafterSpec.parse("adapted"), model, MethodOptions(), dtype=torch.float32)
     directory = resolve_model("gdn-code")
-    for file in directory.iterdir():
-        shutil.copy(file, tmp_path)
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     assert default_drafter(str(tmp_path)) == "ngram"
     (tmp_path / "link").symlink_to(directory)
     assert default_drafter(str(tmp_path / "link")) == default_drafter("gdn-code") == "adapted+ngram"
@@ -296,6 +299,38 @@ def test_widened_chains_are_trees(model: CausalLM, tmp_path: Path) -> None:
     assert DrafterSpec.skipping(str(path), exit="adaptive").decided_by("auto") == "block"
     with pytest.raises(ValueError, match="draft_exit: got 'static:widen=2', but only chains are widened"):
         DrafterSpec.skipping(None, exit="static:widen=2", tree="2,1")
+
+
+def test_tiers_by_their_exit_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come with the model, those of a directory, or none."""
+    model = load_model("gdn-code")
+    assert model.source is not None
+    config = ExitAdaptersConfig(
+        {2: 8, 4: 8}, "gdn-code", weights_sha256(model.source), 10, model.embeddings.shape[1], 1e-6
+    )
+    shipped, other = tmp_path / "shipped", tmp_path / "other"
+    for directory in (shipped, other):
+        save_exit_adapters(directory, config, {n: torch.ones(shape) for n, shape in config.tensors().items()})
+    monkeypatch.setattr(hispec, "shipped_exit_adapters", lambda model: shipped)
+    for given, label, adapted in (
+        (None, "tiers:2x3", True),
+        (str(other), f"tiers:2x3 adapters {other}", True),
+        ("none", "tiers:2x3 adapters none", False),
+    ):
+        spec = DrafterSpec.tiered("2x3", adapters=given)
+        assert spec.label == label
+        adapters = load_drafter_model(spec, model, dtype=torch.float32)
+        assert isinstance(adapters, ExitAdapters)
+        assert list(adapters) == ([2, 4] if adapted else [])
+        drafter = build_drafter(spec, model, MethodOptions(), dtype=torch.float32)
+        assert isinstance(drafter, HierarchicalDrafter)
+        hidden = torch.ones(1, 1, model.embeddings.shape[1])
+        assert torch.equal(drafter._read(2, hidden), model.readout(hidden)) != adapted
+    with pytest.raises(ValueError, match="exit_adapters: got '', want a directory or none"):
+        DrafterSpec.tiered("2x3", adapters="")
+    (other / "config.json").write_text(json.dumps(replace(config, sha256="0" * 64).to_dict()))
+    with pytest.raises(ValueError, match=r"exit_adapters: .*other: trained for gdn-code with 10 layers"):
+        load_drafter_model(DrafterSpec.tiered("2x3", adapters=str(other)), model, dtype=torch.float32)
 
 
 def test_sets_of_other_models_are_refused(model: CausalLM, tmp_path: Path) -> None:

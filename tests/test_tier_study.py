@@ -45,6 +45,14 @@ def test_writes_json_page_and_plots(study: tuple[Path, Result]) -> None:
     assert found["command"] in page
 
 
+def test_adapters_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    given = ["bench", "--study", "hispec", "--out", str(tmp_path), "--exit-adapters", "nowhere"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2
+    assert "specdec: error: --exit-adapters: nowhere/config.json: cannot be read" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_setting_writes_plain_decodings_texts(study: tuple[Path, Result]) -> None:
     rows = read(study)["tiers"]["rows"]
     assert [row["name"] for row in rows] == [
@@ -66,7 +74,8 @@ def test_layer_passes_are_those_of_the_formula_but_for_the_ends_of_texts(study: 
         # One text, one end of it: the last round drafts less.
         assert full - length * exit <= row["passes_per_round"] * row["rounds"] <= full
     row = rows["2x2/5x4"]
-    assert row["checks_per_round"] >= 2  # a check brings 3 tokens at most, of the 4 that are wanted
+    checks = row["checks_per_round"] * row["rounds"]
+    assert checks >= 2 * row["rounds"] - 1  # a check brings 3 tokens at most, of the 4 wanted but at the end
     full = row["formula_passes_per_round"] * row["rounds"]
     assert full - 2 * (2 * 2 + 5) <= row["passes_per_round"] * row["rounds"] <= full
     assert 0.0 < row["passed_middle"] <= 1.0

@@ -7,6 +7,7 @@ with the rules themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from lossless.biased import resample_from_target
-from lossless.enumeration import emitted_law
+from lossless.enumeration import emitted_law, planned_law
 from lossless.toys import PROMPT, Drafts, Round, Text, Toy, Walk
 from specdec.acceptance import SamplingParams
 from specdec.acceptance.recursive import walk_recursive
@@ -50,6 +51,7 @@ def tiers_round(
     shape: str = "chain",
     ends: bool = False,
     rows: str = "middle",
+    passed: list[int] | None = None,
 ) -> Round:
     """Rounds of rounds.
 
@@ -63,6 +65,7 @@ def tiers_round(
         rows: "middle": what came through, the middle's own token with it, tested against the middle exit's
             rows, as is exact. "draft": the middle exit only deletes, and the target tests what is left
             against the rows of the draft exit.
+        passed: is told how many drafts passed each check.
     """
 
     def round_(text: Text, decide: Any) -> list[int]:
@@ -71,6 +74,8 @@ def tiers_round(
             before = (*text, *came)
             nodes = Drafts(tiers.low, before, list(SHAPES[shape]), decide, replacement=True)
             path, x = inner(nodes.p_target, nodes.p_draft, nodes, SHAPES[shape], decide)
+            if passed is not None:
+                passed.append(len(path) - 1)
             new = [*nodes.text(path[-1])[len(before) :], x]
             if rows == "draft":
                 came += new[:-1]
@@ -88,6 +93,36 @@ def tiers_round(
             decide,
         )
         return [*came[: len(path) - 1], x]
+
+    return round_
+
+
+def planned(
+    tiers: Tiers, *, inner: Walk, outer: Walk, peeks: bool = False
+) -> Callable[[Text, tuple[int, ...], Any], tuple[list[int], tuple[int, ...]]]:
+    """Rounds of plain decoding, of two tiers and of three, by how many drafts the exits kept before.
+
+    Args:
+        tiers: the models.
+        inner: rule of the middle exit.
+        outer: rule of the target.
+        peeks: the first draft of a round has a say as well: after token 0 the round is plain decoding.
+    """
+
+    def round_(text: Text, past: tuple[int, ...], decide: Any) -> tuple[list[int], tuple[int, ...]]:
+        told = sum(past)
+        which = (3 + told) % 4
+        passed: list[int] = []
+        if which == 3:
+            emitted = tiers_round(tiers, 2, inner=inner, outer=outer, passed=passed)(text, decide)
+        else:
+            parents = list(range(-1, which))  # of 0 to 2 drafts
+            nodes = Drafts(tiers.target, text, parents, decide, replacement=True)
+            if peeks and which and nodes.text(1)[-1] == 0:
+                parents = parents[:1]
+            path, x = outer(nodes.p_target, nodes.p_draft, nodes, parents, decide)
+            emitted = [*nodes.text(path[-1])[len(text) :], x]
+        return emitted, ((told + len(emitted) + 3 * sum(passed)) % 4,)
 
     return round_
 
@@ -113,6 +148,26 @@ def test_law_of_other_lengths_and_of_trees(shape: str, tentative: int) -> None:
     tiers = Tiers(4, PARAMS["plain"], vocab=2 if tentative > 1 else 3)
     rounds = tiers_round(tiers, tentative, inner=walk_traversal, outer=walk_traversal, shape=shape)
     assert error(rounds, tiers.target) <= EXACT
+
+
+def planned_error(tiers: Tiers, length: int, **options: Any) -> float:
+    toy = tiers.target
+    law = planned_law(planned(tiers, **options), PROMPT, toy.vocab, length, toy.context)
+    return float(np.abs(law - toy.law(length)).max())
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_law_of_tiers_that_earlier_rounds_choose(name: str, walk: str) -> None:
+    tiers = Tiers(3, PARAMS[name])
+    length = 3 if PARAMS[name].contextual else 4
+    assert planned_error(tiers, length, inner=WALKS[walk], outer=WALKS[walk]) <= EXACT
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_plan_that_the_rounds_own_drafts_choose_is_found_out(walk: str) -> None:
+    tiers = Tiers(3, PARAMS["plain"])
+    assert planned_error(tiers, 3, inner=WALKS[walk], outer=WALKS[walk], peeks=True) > FOUND
 
 
 BIASED = {

@@ -196,9 +196,12 @@ class DraftBudget:
             budget._rates = rates
         return budget
 
-    def for_sequence(self, sizes: Sequence[int], step_cost: float) -> SequenceBudget:
-        """The budget of a sequence whose drafts are drawn at random; see there for the arguments."""
-        return SequenceBudget(sizes, step_cost, adaptive=self.adaptive, whole=self.whole)
+    def for_sequence(self, sizes: Sequence[int], step_cost: float | None) -> SequenceBudget:
+        """The budget of a sequence whose drafts are drawn at random; see there for the arguments. A
+        `step_cost` of None grants all levels in every round.
+        """
+        adaptive = self.adaptive and step_cost is not None
+        return SequenceBudget(sizes, step_cost or 0.0, adaptive=adaptive, whole=self.whole)
 
     def begin(self, rows: int) -> None:
         """A sequence has come into a batch, now of `rows`. In a batch of its own its drafter is tried: a few

@@ -4,6 +4,7 @@ alone, its memory is that of plain decoding after every round, and no layer runs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 from loop.models import FAMILIES
+from loop.test_tiers_laws import ByWhatPassed
 from specdec.acceptance import SamplingParams
 from specdec.audit import CacheAuditor
 from specdec.budget import DraftBudget
+from specdec.drafters.adaptive import AdaptivePlanner, likely_plans
 from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.drafters.hierarchical import HierarchicalDrafter
 from specdec.drafters.plan import Plan
@@ -32,6 +35,7 @@ from specdec.models.layered import Layered
 PROMPTS = [[3, 5, 7], [8, 9, 8, 9, 8], [4], [11, 12, 13, 11, 12], [2, 2], [30, 31], [7, 6, 5, 4], [1, 9], [6]]
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, presence_penalty=0.2, seed=5)
 TWO, THREE = Plan(2, 3), Plan(1, 2, 3, 4)
+PLANS = likely_plans((2, 4))
 SHAPES = {"chain": (1,), "tree": (2, 2, 1)}
 
 
@@ -106,6 +110,38 @@ def test_a_seed_repeats_a_drawn_text_in_any_batch(model, plan, shape):
         return found
 
     assert texts(1) == texts(8)
+
+
+@pytest.mark.parametrize("branching", [(1,), (2, 1)], ids=str)
+@pytest.mark.parametrize("planner", ["by what passed", "adaptive"])
+def test_a_sequence_plans_for_itself_whatever_runs_beside_it(model, plain, planner, branching):
+    """Plans of two and three tiers and none in one round, beside a greedy sequence; its memory, too."""
+    greedy = 4
+    asked = [
+        replace(r, sampling=SamplingParams() if i == greedy else replace(SAMPLED, seed=i))
+        for i, r in enumerate(requests())
+    ]
+    used: Counter[Plan | None] = Counter()
+
+    def texts(slots: int) -> list[list[int]]:
+        mine: Any = ByWhatPassed(used) if planner == "by what passed" else AdaptivePlanner(model, PLANS)
+        drafter = HierarchicalDrafter(model, model.new_cache(slots), mine, branching=branching)
+        loop = Loop(
+            model,
+            drafter,
+            slots=slots,
+            budget=DraftBudget(9, whole=True),
+            observer=CacheAuditor(model, slots),
+            cache=drafter.cache,
+        )
+        found = [r.tokens for r in loop.run(asked)]
+        assert 0 < loop.statistics.accepted < loop.statistics.drafted
+        return found
+
+    alone = texts(1)
+    assert texts(8) == texts(3) == alone
+    assert alone[greedy] == plain[greedy]
+    assert planner == "adaptive" or len(used) == 1 + len(ByWhatPassed.plans)
 
 
 @pytest.mark.parametrize("slots", [1, 8])

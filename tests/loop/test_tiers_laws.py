@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from specdec.acceptance.tensors import SamplingTensors
 from specdec.budget import DraftBudget
 from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.drafters.hierarchical import Checked, HierarchicalDrafter
-from specdec.drafters.plan import Plan
+from specdec.drafters.plan import Plan, Planner
+from specdec.drafters.proposal import Proposal
 from specdec.generation import Request
 from specdec.loop import Loop
 from specdec.models import load_model
@@ -40,13 +42,41 @@ CASES = [
 ]
 
 
+class ByWhatPassed:
+    """Each sequence's plan follows from its place among all, from the number of its rounds and from what its
+    exits kept in them.
+    """
+
+    plans = (TWO, SHORT, Plan(1, 1), THREE)
+
+    def __init__(self, used: Counter[Plan | None] | None = None, told: int = 0) -> None:
+        self.used: Counter[Plan | None] = Counter() if used is None else used
+        self._sequences = 0
+        self._told = told
+
+    def for_sequence(self) -> ByWhatPassed:
+        self._sequences += 1
+        return ByWhatPassed(self.used, self._sequences)
+
+    def choose(self, rows: int = 1) -> Plan | None:
+        plan = (None, *self.plans)[self._told % (1 + len(self.plans))]
+        self._told += 1
+        self.used[plan] += 1
+        return plan
+
+    def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
+        self._told += kept + 3 * (said - kept) + (upper == 2)
+
+    def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None: ...
+
+
 def tiny(family: str = "gated deltanet") -> Layered:
     return FAMILIES[family](0, vocab_size=VOCAB, num_hidden_layers=3, eos_token_ids=())
 
 
 def sampled(
     model: Layered,
-    plan: Plan,
+    plan: Plan | Planner,
     rule: str,
     params: SamplingParams,
     kind: type[EarlyExitDrafter] | None = None,
@@ -55,7 +85,7 @@ def sampled(
     **options: Any,
 ) -> tuple[np.ndarray, Loop]:
     """int [seeds, LENGTH] texts, one a seed."""
-    kind = kind or (HierarchicalDrafter if plan.middle else EarlyExitDrafter)
+    kind = kind or (HierarchicalDrafter if isinstance(plan, Plan) and plan.middle else EarlyExitDrafter)
     if issubclass(kind, HierarchicalDrafter):
         options["acceptance"] = rule
     drafter = kind(model, model.new_cache(slots), plan, **options)
@@ -81,6 +111,35 @@ def test_law_of_the_embedded_model_among_four_tokens():
     assert set(np.unique(texts)) == set(ALLOWED)
     law = exact_law(model, ALLOWED, LENGTH, params)
     assert min(p_values(np.searchsorted(ALLOWED, texts), law)) > ALPHA
+
+
+@pytest.mark.parametrize(
+    ("family", "branching", "replacement", "rule", "params"),
+    [
+        ("gated deltanet", (1,), False, "block", PLAIN),
+        ("llama", (2, 1), False, "traversal", PENALISED),
+        ("gated deltanet", (2, 1), True, "k-seq", PLAIN),
+        ("llama", (1,), False, "speculative", PLAIN),
+    ],
+)
+def test_law_of_tiers_that_earlier_rounds_choose(family, branching, replacement, rule, params):
+    """All of them in one round of the batch, which shares its passes."""
+    model, planner = tiny(family), ByWhatPassed()
+    options = {"kind": HierarchicalDrafter, "branching": branching, "replacement": replacement}
+    texts, _ = sampled(model, planner, rule, params, **options)
+    assert min(planner.used[plan] for plan in (None, *planner.plans)) > SEEDS / 20
+    assert min(p_values(texts, exact_law(model, range(VOCAB), LENGTH, params))) > ALPHA
+
+
+class Dropping(EarlyExitDrafter):
+    """A round's plan looks at its own drafts: after token 0 it drafts nothing."""
+
+    def _draft(self, rows, plan):  # type: ignore[no-untyped-def]
+        proposals = super()._draft(rows, plan)
+        for i, proposal in enumerate(proposals):
+            if len(proposal.tree) and proposal.tree.tokens[0] == 0:
+                proposals[i] = Proposal.empty()
+        return proposals
 
 
 class Resampling(HierarchicalDrafter):
@@ -118,8 +177,8 @@ class Deleting(HierarchicalDrafter):
             t.open = False
 
 
-@pytest.mark.parametrize("kind", [Resampling, Deleting])
-def test_biased_tiers_are_found_out(kind):
+@pytest.mark.parametrize(("kind", "plan"), [(Resampling, THREE), (Deleting, THREE), (Dropping, TWO)])
+def test_biased_tiers_are_found_out(kind, plan):
     model = tiny()
-    texts, _ = sampled(model, THREE, "speculative", PLAIN, kind, seeds=4 * SEEDS)
+    texts, _ = sampled(model, plan, "speculative", PLAIN, kind, seeds=4 * SEEDS)
     assert min(p_values(texts, exact_law(model, range(VOCAB), LENGTH, PLAIN))) < ALPHA

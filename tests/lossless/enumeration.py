@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 T = TypeVar("T")
 Text = tuple[int, ...]
+Past = tuple[Hashable, ...]
 
 
 class Branch:
@@ -86,20 +88,41 @@ def emitted_law(
         length: how many tokens.
         context: what of a text a round depends on: rounds of equal contexts are enumerated once.
     """
-    laws: dict[Hashable, dict[Text, float]] = {}
+
+    def forgetful(text: Text, past: Past, decide: Branch) -> tuple[Sequence[int], Past]:
+        return rounds(text, decide), past
+
+    return planned_law(forgetful, prompt, vocab, length, context)
+
+
+def planned_law(
+    rounds: Callable[[Text, Any, Branch], tuple[Sequence[int], Past]],
+    prompt: Text,
+    vocab: int,
+    length: int,
+    context: Callable[[Text], Hashable],
+) -> np.ndarray:
+    """As `emitted_law`, of rounds that depend on what became of those before: each is given the past, which
+    is () at first, and hands on what it becomes.
+    """
+    laws: dict[Hashable, dict[tuple[Text, Past], float]] = {}
     law = np.zeros((vocab,) * length)
-    open_texts: dict[Text, float] = {(): 1.0}
+    open_texts: dict[tuple[Text, Past], float] = {((), ()): 1.0}
     while open_texts:
-        text = min(open_texts, key=len)  # shortest first: every way to reach it has been added up
-        reached = open_texts.pop(text)
+        text, past = min(open_texts, key=lambda at: len(at[0]))  # every way to it has been added up
+        reached = open_texts.pop((text, past))
         before = (*prompt, *text)
-        key = context(before)
+        key = context(before), past
         if key not in laws:
-            laws[key] = round_law(lambda branch, before=before: rounds(before, branch))
-        for emitted, probability in laws[key].items():
+            told = laws[key] = {}
+            run = partial(rounds, before, past)
+            for probability, (emitted, after) in outcomes(run):
+                end = tuple(emitted), after
+                told[end] = told.get(end, 0.0) + probability
+        for (emitted, after), probability in laws[key].items():
             longer = (*text, *emitted)[:length]
             if len(longer) == length:
                 law[longer] += reached * probability
             else:
-                open_texts[longer] = open_texts.get(longer, 0.0) + reached * probability
+                open_texts[longer, after] = open_texts.get((longer, after), 0.0) + reached * probability
     return law

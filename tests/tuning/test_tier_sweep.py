@@ -36,7 +36,7 @@ def test_command_measures_every_setting(
     for name, value in {"PROMPTS": 1, "TOKENS": 8, "TURNS": 1}.items():
         monkeypatch.setattr(tier_sweep, name, value)
     out, plot = tmp_path / "tiers.json", tmp_path / "tiers.png"
-    given = ["--model", "gdn-code", "--text", str(folder), "--seconds", "0"]
+    given = ["--model", "gdn-code", "--text", str(folder), "--seconds", "0", "--exit-adapters", "none"]
     result = invoke(*given, "--json", str(out), "--plot", str(plot))
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
@@ -62,6 +62,7 @@ def test_command_measures_every_setting(
         (["--model", "gdn-code", "--text", ".", "--warm-start-only"], "--warm-start-only: only for --method"),
         (["--model", "gdn-code", "--text", ".", "--seconds", "-1"], "--seconds: got -1"),
         (["--model", "gdn-code", "--text", ".", "--plot", "a.txt"], "--plot: got a.txt"),
+        (["--model", "gdn-code", "--text", ".", "--exit-adapters", "a"], "--exit-adapters: a/config.json: "),
         (["--kernels"], "--method: only with --model"),
     ],
 )

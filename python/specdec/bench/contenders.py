@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,8 +14,10 @@ from specdec.generation import Request, Statistics
 from specdec.loop import Loop
 from specdec.methods import DrafterSpec, MethodOptions, build_drafter, get_method
 from specdec.models.base import CausalLM
-from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.reference import ReferenceGatedDeltaNet, ReferenceState
+
+if TYPE_CHECKING:
+    from specdec.methods.building import DrafterModel
 
 Tokens = Sequence[Sequence[int]]  # one sequence of token ids a row
 
@@ -99,7 +101,7 @@ class MethodContender:
         *,
         sampling: SamplingParams,
         dtype: torch.dtype,
-        drafter_model: CausalLM | RecurrentDrafterModel | None = None,
+        drafter_model: DrafterModel | None = None,
         watch: Callable[[Loop], None] | None = None,
     ) -> None:
         self.method = method

@@ -22,6 +22,7 @@ from specdec.cli.options import (
     DraftTree,
     Dtype,
     DtypeOption,
+    ExitAdapters,
     FixedDraft,
     MaxDraft,
     Model,
@@ -69,6 +70,7 @@ def _root(
 
 @app.command(
     epilog="Example: specdec generate 'def fibonacci(n):' --max-new-tokens 96 --stop $'\\n\\n\\n'\n\n"
+    "Example: specdec generate 'def fibonacci(n):' --method hispec --exit-adapters my-exits --compare\n\n"
     "Example: specdec generate '# A queue' --temperature 0.8 --frequency-penalty 0.3 --logprobs 3 --json"
 )
 def generate(
@@ -147,6 +149,7 @@ def generate(
     ] = None,
     draft_int8: DraftInt8 = None,
     tiers: Tiers = None,
+    exit_adapters: ExitAdapters = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -192,6 +195,7 @@ def generate(
         draft_exit=draft_exit,
         draft_int8=draft_int8,
         tiers=tiers,
+        exit_adapters=exit_adapters,
         compare=compare,
         json=json,
         stream=stream,
@@ -251,6 +255,7 @@ def bench(
     ] = None,
     draft_int8: DraftInt8 = None,
     tiers: Tiers = None,
+    exit_adapters: ExitAdapters = None,
     commit: CommitOption = Commit.deferred,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows here.", show_default=False)
@@ -265,7 +270,7 @@ def bench(
             "acceptance, tree verification, commits and the ablations of decoding. self-speculative: where "
             "drafts end. hispec: two tiers of early exits against three. Of the other options it "
             "takes --quick, --out, --json, --model, --prompts, --dtype, specla --drafter (those to "
-            "compare), self-speculative --skip.",
+            "compare), self-speculative --skip, hispec --exit-adapters.",
             show_default=False,
         ),
     ] = None,
@@ -293,6 +298,7 @@ def bench(
                     prompts=prompts,
                     drafters=drafter if "drafter" in given else None,
                     skip=skip,
+                    exit_adapters=exit_adapters,
                     dtype=dtype.value,
                 )
             )
@@ -321,6 +327,7 @@ def bench(
         draft_exit=draft_exit,
         draft_int8=draft_int8,
         tiers=tiers,
+        exit_adapters=exit_adapters,
         commit=commit.value,
         json=json,
         plot=plot,
@@ -365,6 +372,7 @@ def tune(
         ),
     ] = None,
     dtype: DtypeOption = Dtype.float32,
+    exit_adapters: ExitAdapters = None,
     draft_int8: Annotated[
         bool,
         typer.Option(
@@ -428,12 +436,15 @@ def tune(
             model=model,
             text=text,
             dtype=dtype.value,
+            exit_adapters=exit_adapters,
             draft_int8=draft_int8,
             seconds=120.0 if seconds is None else seconds,
             json=json,
             plot=plot,
         )
         raise typer.Exit(tune_tiers.run(tiers))
+    if exit_adapters is not None:
+        raise ValueError("--exit-adapters: only for --method hispec")
     from specdec.cli import tune_skips as command
 
     options = command.Options(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from rich.console import Console
@@ -24,10 +24,11 @@ from specdec.cli.progress import unit_progress
 from specdec.cli.values import check_plot, check_writable, split_list
 from specdec.methods import METHODS, DrafterSpec, MethodOptions, choices, default_drafter, load_drafter_model
 from specdec.models import load_model, load_tokenizer
-from specdec.models.base import CausalLM
-from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.reference import ReferenceGatedDeltaNet
 from specdec.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specdec.methods.building import DrafterModel
 
 MISMATCH = 1
 PIPE_WIDTH = 160  # columns where stdout is no terminal
@@ -56,6 +57,7 @@ class Options:
     draft_exit: str | None
     draft_int8: bool | None
     tiers: str | None
+    exit_adapters: Path | None
     commit: str
     json: Path | None
     plot: Path | None
@@ -76,7 +78,7 @@ def run(options: Options) -> int:
             for exit in _exits(options.draft_exit)
         ]
         tiered = [
-            tiers_spec(tiers, options.draft_tree, int8=options.draft_int8)
+            tiers_spec(tiers, options.exit_adapters, options.draft_tree, int8=options.draft_int8)
             for tiers in ([None] if options.tiers is None else split_list(options.tiers, "--tiers"))
         ]
         rules = split_list(options.acceptance, "--acceptance")
@@ -104,6 +106,7 @@ def run(options: Options) -> int:
         draft_exit=options.draft_exit,
         draft_int8=options.draft_int8,
         tiers=options.tiers,
+        exit_adapters=options.exit_adapters,
     )
     _check_outputs(options)
 
@@ -229,7 +232,7 @@ class _Contenders:
                 used = {spec.decided_by(rule): rule for rule in reversed(rules)}
                 self._entries += [(name, spec, rule) for rule in rules if rule in used.values()]
         self._model = load_model(options.model, dtype=self._dtype)
-        self._drafter_models: dict[DrafterSpec, CausalLM | RecurrentDrafterModel] = {}
+        self._drafter_models: dict[DrafterSpec, DrafterModel] = {}
         for spec in {spec for _, spec, _ in self._entries if spec is not None and spec.has_model}:
             try:
                 self._drafter_models[spec] = load_drafter_model(spec, self._model, dtype=self._dtype)

@@ -36,6 +36,7 @@ def check_useful(
     draft_exit: str | None,
     draft_int8: bool | None,
     tiers: str | None,
+    exit_adapters: Path | None,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
 
@@ -50,6 +51,7 @@ def check_useful(
         draft_exit: `--draft-exit`, likewise.
         draft_int8: `--draft-int8` or `--no-draft-int8`, likewise.
         tiers: `--tiers`, None where it was not given.
+        exit_adapters: `--exit-adapters`, likewise.
 
     Raises:
         ValueError: naming the option.
@@ -59,6 +61,7 @@ def check_useful(
         ("--skip", skip, [skipping]),
         ("--draft-exit", draft_exit, [skipping]),
         ("--tiers", tiers, [tiered]),
+        ("--exit-adapters", exit_adapters, [tiered]),
         ("--draft-int8", draft_int8, [skipping, tiered]),
     ):
         if given is not None and not {kind for kind, _ in takers} & {spec.kind for spec in drafters}:
@@ -96,14 +99,21 @@ def skip_spec(
     return DrafterSpec.skipping(file, exit=exit, tree=draft_tree, int8=int8)
 
 
-def tiers_spec(tiers: str | None, draft_tree: str | None, *, int8: bool | None = None) -> DrafterSpec:
-    """The drafter of the method hispec, from `--tiers`, `--draft-tree` and `--draft-int8`, each None where it
-    was not given.
+def tiers_spec(
+    tiers: str | None, exit_adapters: Path | None, draft_tree: str | None, *, int8: bool | None = None
+) -> DrafterSpec:
+    """The drafter of the method hispec, from `--tiers`, `--exit-adapters`, `--draft-tree` and `--draft-int8`,
+    each None where it was not given.
 
     Raises:
         ValueError: naming the argument.
     """
-    return DrafterSpec.tiered(ADAPTIVE_TIERS if tiers is None else tiers, int8=int8, tree=draft_tree)
+    return DrafterSpec.tiered(
+        ADAPTIVE_TIERS if tiers is None else tiers,
+        adapters=None if exit_adapters is None else str(exit_adapters),
+        int8=int8,
+        tree=draft_tree,
+    )
 
 
 def note_other_machine(spec: DrafterSpec, model: CausalLM, dtype: str) -> None:

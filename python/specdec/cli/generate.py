@@ -74,6 +74,7 @@ class Options:
     draft_exit: str | None
     draft_int8: bool | None
     tiers: str | None
+    exit_adapters: Path | None
     compare: bool
     json: bool
     stream: bool
@@ -184,7 +185,9 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
                     f"drafter: got {options.drafter!r}, but with {options.method} the target itself drafts"
                 )
             if method.tiers:
-                spec = tiers_spec(options.tiers, options.draft_tree, int8=options.draft_int8)
+                spec = tiers_spec(
+                    options.tiers, options.exit_adapters, options.draft_tree, int8=options.draft_int8
+                )
             else:
                 spec = skip_spec(
                     options.skip, options.draft_exit, options.draft_tree, int8=options.draft_int8
@@ -211,6 +214,7 @@ def _checked(options: Options) -> tuple[Method, DrafterSpec | None, SamplingPara
         draft_exit=options.draft_exit,
         draft_int8=options.draft_int8,
         tiers=options.tiers,
+        exit_adapters=options.exit_adapters,
     )
     if options.logprobs is not None and not options.json:
         raise ValueError("--logprobs: they are part of the JSON, want --json as well")

@@ -108,6 +108,14 @@ Tiers = Annotated[
         show_default=False,
     ),
 ]
+ExitAdapters = Annotated[
+    Path | None,
+    typer.Option(
+        help="For hispec: a directory of specdec train-exits, whose adapters the exits are read through, or "
+        "none: they are read as they are. Default: the adapters that come with the model, if there are any.",
+        show_default=False,
+    ),
+]
 FixedDraft = Annotated[
     bool,
     typer.Option("--fixed-draft", help="Draft --max-draft tokens every round, whether or not they pay."),

@@ -30,7 +30,11 @@ DRAFTERS = ("ngram", "adapted", "adapted+ngram", "exit:2")
 STUDIES = {study.name: study for study in (specla.STUDY, self_speculative.STUDY, hispec.STUDY)}
 # Options of every study, and of one.
 TAKES = ("quick", "out", "json", "model", "prompts", "dtype")
-OWN = {specla.STUDY.name: ("drafter",), self_speculative.STUDY.name: ("skip",)}
+OWN = {
+    specla.STUDY.name: ("drafter",),
+    self_speculative.STUDY.name: ("skip",),
+    hispec.STUDY.name: ("exit_adapters",),
+}
 DEFAULT_MODEL = "gdn-code"  # whose files have no model in their names
 
 
@@ -42,6 +46,7 @@ class Options:
         given: those that the user gave, by parameter name.
         drafters: names of the drafters of specla, comma-separated; None for `DRAFTERS`.
         skip: file of the sub-layers that self-speculative leaves out; None for the set of the model.
+        exit_adapters: directory of the adapters of hispec, or "none"; None for those of the model.
     """
 
     study: str
@@ -53,6 +58,7 @@ class Options:
     prompts: Path | None
     drafters: str | None
     skip: Path | None
+    exit_adapters: Path | None
     dtype: str
 
 
@@ -110,7 +116,13 @@ def _lab(study: Study, options: Options, prompts: list[Prompt], drafters: Sequen
             raise ValueError(f"--model: got {options.model}, want a Gated DeltaNet for this study")
         return Lab(model, tokenizer, prompts, drafters, quick=options.quick)
     if study is hispec.STUDY:
-        return Lab(model, tokenizer, prompts, quick=options.quick)
+        given = None if options.exit_adapters is None else str(options.exit_adapters)
+        lab = Lab(model, tokenizer, prompts, exit_adapters=given, quick=options.quick)
+        try:
+            lab.exits()
+        except ValueError as error:
+            raise as_option(error) from None
+        return lab
     spec = skip_spec(options.skip, None, None)
     try:
         load_skip_file(spec, model)
@@ -130,7 +142,7 @@ def _refuse_others(study: Study, given: Iterable[str]) -> None:
     takes = (*TAKES, *OWN.get(study.name, ()))
     for name in given:
         if name not in ("study", *takes):
-            wanted = ", ".join(f"--{option}" for option in takes)
+            wanted = ", ".join(f"--{option.replace('_', '-')}" for option in takes)
             raise ValueError(f"--{name.replace('_', '-')}: the study {study.name} takes none, only {wanted}")
 
 
@@ -162,9 +174,10 @@ def _command(options: Options) -> list[str]:
         "--prompts": options.prompts,
         "--drafter": options.drafters,
         "--skip": options.skip,
+        "--exit-adapters": options.exit_adapters,
         "--dtype": options.dtype,
     }
     for option, value in values.items():
-        if option[2:] in options.given and value:
+        if option[2:].replace("-", "_") in options.given and value:
             command += [option] if value is True else [option, str(value)]
     return command

@@ -13,6 +13,7 @@ from specdec.bench.machine import describe, machine
 from specdec.cli.errors import INTERRUPTED, as_option, note
 from specdec.cli.progress import progress_bar
 from specdec.cli.values import check_plot, check_writable
+from specdec.methods.hispec import exit_adapters
 from specdec.models import load_model, load_tokenizer
 from specdec.models.checkpoint import write_json
 from specdec.training.running import interruptible
@@ -29,6 +30,7 @@ class Options:
     model: str
     text: Path | None
     dtype: str
+    exit_adapters: Path | None
     draft_int8: bool
     seconds: float
     json: Path | None
@@ -47,8 +49,9 @@ def run(options: Options) -> int:
     check_writable("--json", options.json)
     try:
         model = load_model(options.model, dtype=getattr(torch, options.dtype))
+        adapters = exit_adapters(model, "" if options.exit_adapters is None else str(options.exit_adapters))
+        plans = tier_sweep.plans_of(model, adapters)
         prompts = cut_prompts(options.text, load_tokenizer(options.model), tier_sweep.PROMPTS)
-        plans = tier_sweep.plans_of(model)
     except ValueError as error:
         raise as_option(error) from None
     console = Console(highlight=False)
@@ -62,6 +65,7 @@ def run(options: Options) -> int:
         found = tier_sweep.sweep(
             model,
             prompts,
+            adapters=adapters,
             int8=options.draft_int8,
             seconds=options.seconds,
             on_run=lambda name: progress.update(task, advance=1, description=name),

@@ -1,12 +1,13 @@
 """Chooses the tiers of every round from what rounds took and brought.
 
 Each plan, plain decoding among them, is expected to take and to bring what the arithmetic says: layers that
-run, in the measured time of a layer, and tokens by how often one exit's drafts pass another (section 3 of
-arXiv 2211.17192). What rounds of the plan then take and bring counts for more and more of it. So one measured
+run, in the measured time of a layer, and tokens by how often one exit's drafts pass another
+(`plan_value.py`). What rounds of the plan then take and bring counts for more and more of it. So one measured
 plan tells about all of them, and a plan that looks bad by the arithmetic is tried once in a while all the
 same, ever more rarely.
 
-Rounds whose drafts are drawn at random take the first plan: a clock has no say in such a text.
+A clock has no say in a text whose drafts are drawn at random: such a sequence chooses for itself
+(`sequence_plans.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdec.budget import expected_tokens
-from specdec.costs import prior_cost
-from specdec.drafters.calibration import RunningRatio
 from specdec.drafters.plan import Plan
+from specdec.drafters.plan_value import MARGIN, Passed, PlanValue
+from specdec.drafters.sequence_plans import SequencePlans
 from specdec.drafters.worth import Exploration
 from specdec.learned import PerModel
 from specdec.models.base import LayeredLM
@@ -29,12 +29,10 @@ INNER = (1, 2, 3)  # N_d of three
 TENTATIVE = (2, 4, 6)  # N_i
 MEMORY = 0.99  # of a plan's rounds, a round of that plan
 BELIEF = 20.0  # rounds of a plan that the arithmetic counts for
-ACCEPTANCE = 0.995, 6.0  # of drafts between two exits: memory, and what the prior counts for
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
 EXPLORE_EVERY = 32  # rounds; doubled until another one is clearly better than the best so far
 CLEARLY = 0.02  # above the best one so far: then it is worth trying more
 HELD = 4  # rounds of a plan before all are compared again, which takes a part of a round
-MARGIN = 0.02  # that drafting must promise more than plain decoding
 
 
 @dataclass
@@ -74,7 +72,7 @@ class _Experience:
     """What is known of one model."""
 
     def __init__(self) -> None:
-        self.accepted: dict[tuple[int, int], RunningRatio] = {}
+        self.passed = Passed()
         self.learned: dict[int, _Learned] = {}
 
 
@@ -83,7 +81,7 @@ _KNOWN = PerModel(_Experience)
 
 def likely_plans(exits: Sequence[int]) -> list[Plan]:
     """What is worth choosing from, of exits in ascending order: two tiers by each of them, and three by each
-    pair. The first is that of drafts that are drawn.
+    pair. Sequences whose drafts are drawn have the exit of the first.
     """
     plans = [Plan(exits[0], 3)]
     plans += [Plan(e, n) for e in exits for n in LENGTHS if (e, n) != (exits[0], 3)]
@@ -103,24 +101,16 @@ class AdaptivePlanner:
 
     def __init__(self, model: LayeredLM, plans: Sequence[Plan], *, int8: bool = False) -> None:
         self.plans: Sequence[Plan] = tuple(plans)
-        self._layers = model.num_layers
-        head = model.head.in_features * model.head.out_features
-        self._head = head * self._layers / max(model.num_parameters - head, 1)  # in layers
-        self._exit_head = self._head * (0.5 if int8 else 1.0)
+        self._expected = PlanValue(model, int8=int8)
         self._experience = _KNOWN(model, torch.get_num_threads(), int8)
-
-    def acceptance(self, lower: int, upper: int) -> RunningRatio:
-        """How often a token of the exit after `lower` layers is the one after `upper`. At first, the closer
-        the two are the more often.
-        """
-        chances, key = self._experience.accepted, (lower, upper)
-        if key not in chances:
-            chances[key] = RunningRatio(*ACCEPTANCE, 0.5 + 0.5 * lower / upper)
-        return chances[key]
 
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Books that `kept` of `said` tokens of one exit were those of another."""
-        self.acceptance(lower, upper).observe(kept, said)
+        self._experience.passed.observe(lower, upper, kept, said)
+
+    def for_sequence(self) -> SequencePlans:
+        """Chooses for a sequence whose drafts are drawn at random."""
+        return SequencePlans(self.plans, self._expected)
 
     def choose(self, rows: int) -> Plan | None:
         """The plan of a round of `rows` sequences; None for plain decoding."""
@@ -153,7 +143,7 @@ class AdaptivePlanner:
         """Books a round of `rows` sequences: the tokens that all of them emitted, and its seconds."""
         learned = self._experience.learned.setdefault(rows, _Learned())
         unit = learned.unit
-        units = self._units(plan, rows)
+        units = self._expected.units(plan, self._experience.passed, rows)
         if unit.tokens:  # an interruption says nothing about plans
             seconds = min(seconds, 3.0 * units * unit.seconds / unit.tokens)
         unit.observe(units, seconds)
@@ -165,48 +155,7 @@ class AdaptivePlanner:
 
     def _value(self, learned: _Learned, plan: Plan | None, rows: int) -> float:
         """Tokens a sequence and second."""
-        arm, unit = self._arm(learned, plan), learned.unit
+        arm, unit, passed = self._arm(learned, plan), learned.unit, self._experience.passed
         second = unit.seconds / unit.tokens if unit.tokens else 1.0
-        tokens = arm.tokens + BELIEF * self._tokens(plan)
-        return tokens / (arm.seconds + BELIEF * second * self._units(plan, rows))
-
-    def _tokens(self, plan: Plan | None) -> float:
-        """Tokens that a round emits, by the acceptance between exits."""
-        if plan is None:
-            return 1.0
-        if not plan.middle:
-            return expected_tokens(self.acceptance(plan.exit, self._layers).value, plan.length)
-        came = self._inner(plan) * self._came(plan)
-        chance = self.acceptance(plan.middle, self._layers).value
-        return float(1.0 + chance * (1.0 - chance**came) / (1.0 - chance))
-
-    def _came(self, plan: Plan) -> float:
-        """Tokens that come through a check."""
-        return expected_tokens(self.acceptance(plan.exit, plan.middle).value, plan.length)
-
-    def _inner(self, plan: Plan) -> float:
-        """Checks of a round: as many as bring the tentative tokens, the last one half too many."""
-        came = self._came(plan)
-        return max((plan.tentative + 0.5 * (came - 1.0)) / came, 1.0)
-
-    def _units(self, plan: Plan | None, rows: int) -> float:
-        """Time of a round, in rounds of plain decoding."""
-        if plan is None:
-            return 1.0
-
-        def several(nodes: float) -> float:
-            """What a layer takes for so many nodes, in passes of one."""
-            low = int(nodes)
-            a, b = prior_cost(rows, low), prior_cost(rows, low + 1)
-            return (a + (nodes - low) * (b - a)) / prior_cost(rows, 1)
-
-        layers, head, exit_head = self._layers, self._head, self._exit_head
-        draft = plan.length * (plan.exit + exit_head)
-        if plan.middle:
-            inner = self._inner(plan)
-            check = plan.exit + (plan.middle - plan.exit + exit_head) * several(1.0 + plan.length)
-            last = plan.middle + (layers - plan.middle + head) * several(1.0 + inner * self._came(plan))
-            every = inner * (draft + check) + last
-        else:
-            every = draft + plan.exit + (layers - plan.exit + head) * several(1.0 + plan.length)
-        return every / (layers + head)
+        tokens = arm.tokens + BELIEF * self._expected.tokens(plan, passed)
+        return tokens / (arm.seconds + BELIEF * second * self._expected.units(plan, passed, rows))

@@ -116,5 +116,7 @@ class DrawingDrafter(Drafter, Protocol):
     def levels(self, max_nodes: int) -> Sequence[int]:
         """Nodes of a proposal that is 1, 2, ... tokens deep, as far as `max_nodes` go."""
 
-    def step_cost(self, target: CausalLM) -> float:
-        """What drafting one level costs, as a part of a decode step of the target; a constant, not a time."""
+    def step_cost(self, target: CausalLM) -> float | None:
+        """What drafting one level costs, as a part of a decode step of the target; a constant, not a time.
+        None says that the drafter knows by itself whether to draft, and is granted all levels.
+        """

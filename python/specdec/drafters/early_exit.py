@@ -14,6 +14,7 @@ A round of one sequence with E = 2 of 10 layers, drafts of two tokens:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -29,7 +30,7 @@ from specdec._rows import take_rows
 from specdec.cache import DecodingCache, PendingRound, Round
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draws import Parent, draw_children
-from specdec.drafters.plan import FixedPlan, Plan, Planner
+from specdec.drafters.plan import FixedPlan, Plan, Planner, SequencePlanner
 from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stage import Stage, StageNodes, Work, complete
@@ -46,20 +47,36 @@ class Row:
     Attributes:
         request: what was asked for.
         drawn: whether its tokens are drawn at random.
+        plan: its tiers; None: it drafts nothing.
+        planner: is told what became of its drafts.
         root: the token below which the next drafts hang, which no layer has seen.
         before: what was drafted before it, `root` its last, and has passed the middle exit.
         kept: columns of the stages that stay: those of the nodes above `root`.
         tree: the drafts.
         columns: where the first stage has the tree's nodes that it has run.
+        depth: levels of its proposal.
     """
 
     request: DraftRequest
     drawn: bool
+    plan: Plan | None
+    planner: Planner | SequencePlanner
     root: int
     before: list[int] = field(default_factory=list)
     kept: int = 0
     tree: GrowingTree | None = None
     columns: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that its draft exit drafts before they are checked."""
+        return 0 if self.plan is None else self.plan.length
+
+    @property
+    def checked(self) -> bool:
+        """Whether a middle exit checks its drafts."""
+        return self.plan is not None and self.plan.middle > 0
 
 
 @dataclass
@@ -84,20 +101,20 @@ class _Running:
     """A round from its beginning on.
 
     Attributes:
-        plan: its plan; None: plain decoding.
-        rows: sequences in it.
+        rows: by slot, until it is known what became of them.
         start: when it began.
-        chosen: whether the planner chose the plan.
-        depths: by slot, levels of the drafts, until it is known what became of them.
+        chosen: whether one plan was chosen for all of them, by the clock.
         tokens: that were emitted so far.
     """
 
-    plan: Plan | None
-    rows: int
+    rows: dict[int, Row]
     start: float
     chosen: bool
-    depths: dict[int, int]
+    count: int = field(init=False)
     tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.count = len(self.rows)
 
 
 class EarlyExitDrafter:
@@ -153,6 +170,7 @@ class EarlyExitDrafter:
         self._head = _int8_head(model) if int8 else model.head
         self._ends = model.eos_token_ids
         self._roots: dict[int, int] = {}  # by slot: the last emitted token
+        self._sequences: dict[int, SequencePlanner] = {}  # by slot
         self._begun: Begun | None = None
         self._running: _Running | None = None
         self._slots = torch.zeros(0, dtype=torch.int32)
@@ -174,24 +192,25 @@ class EarlyExitDrafter:
     # --- what the loop asks ---
 
     def levels(self, max_nodes: int) -> Sequence[int]:
-        """Nodes of a proposal that is 1, 2, ... tokens deep."""
-        return self.shape.levels(max_nodes)[: self.planner.plans[0].length]
+        """As deep as `max_nodes` go: its plans say how deep it drafts."""
+        return range(1, max_nodes + 1)
 
-    def step_cost(self, target: CausalLM) -> float:
-        """The part of the target's layers that draft."""
-        return self.planner.plans[0].exit / self.model.num_layers
+    def step_cost(self, target: CausalLM) -> None:
+        """Its plans say whether it drafts."""
 
     def begin(self, slot: int, prompt: Sequence[int], features: Tensor | None = None) -> None:
-        """The target has read the prompt: nothing is left to do.
+        """The target has read the prompt: nothing is known of the sequence.
 
         Raises:
             ValueError: the cache was made for fewer slots.
         """
         check_integer("slot", slot, 0, self._cache.slots - 1)
+        self._sequences[slot] = self.planner.for_sequence()
 
     def end(self, slot: int) -> None:
         """Forgets the sequence, and a round that was cut short: the next one may begin without a proposal."""
         self._roots.pop(slot, None)
+        self._sequences.pop(slot, None)
         self._begun = self._running = None
 
     def observe(
@@ -202,15 +221,16 @@ class EarlyExitDrafter:
         run = self._running
         if run is None:
             return  # after the prefill
-        plan, depth = run.plan, run.depths.pop(slot)
-        if plan is not None and depth:
-            last = plan.middle or plan.exit
-            self.planner.accepted(last, self.model.num_layers, len(path), min(len(path) + 1, depth))
+        row = run.rows.pop(slot)
+        if row.plan is not None and row.depth:
+            last = row.plan.middle or row.plan.exit
+            said = min(len(path) + 1, row.depth)
+            row.planner.accepted(last, self.model.num_layers, len(path), said)
         run.tokens += len(tokens)
-        if not run.depths:
+        if not run.rows:
             self._running = None
             if run.chosen:
-                self.planner.observe(run.rows, plan, run.tokens, perf_counter() - run.start)
+                self.planner.observe(run.count, row.plan, run.tokens, perf_counter() - run.start)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Drafts for all sequences at once. Where one of them drafts, the last emitted token of every one is
@@ -218,13 +238,11 @@ class EarlyExitDrafter:
         """
         start = perf_counter()
         self._begun = None
-        rows = [Row(r, self.draws and not r.sampling.greedy, self._roots[r.slot]) for r in requests]
-        drawn = any(row.drawn for row in rows)
-        plan = self.planner.plans[0] if drawn else self.planner.choose(len(rows))
+        rows = self._planned(requests)
         allowed = any(min(r.max_nodes, r.max_depth) > 0 for r in requests)
-        self._running = run = _Running(
-            plan if allowed else None, len(rows), start, allowed and not drawn, {r.slot: 0 for r in requests}
-        )
+        chosen = allowed and not any(row.drawn for row in rows)
+        self._running = _Running({row.request.slot: row for row in rows}, start, chosen)
+        plan = max((row.plan for row in rows if row.plan), key=lambda plan: plan.middle, default=None)
         if plan is None or not allowed:
             return [Proposal.empty()] * len(requests)
         slots = self._slot_tensor([r.slot for r in requests])
@@ -232,9 +250,24 @@ class EarlyExitDrafter:
         stages = [Stage(self.model, self._cache, span, slots, pending, self.work) for span in plan.spans]
         self._begun = Begun(slots, pending, stages)
         proposals = self._draft(rows, plan)
-        for request, proposal in zip(requests, proposals, strict=True):
-            run.depths[request.slot] = 1 + max(proposal.tree.depths, default=-1)
+        for row, proposal in zip(rows, proposals, strict=True):
+            row.depth = 1 + max(proposal.tree.depths, default=-1)
         return proposals
+
+    def _planned(self, requests: Sequence[DraftRequest]) -> list[Row]:
+        """The rows of a round with their plans. A sequence whose drafts are drawn has one of its own, as no
+        neighbour and no clock has a say in its text; beside such, others have that of the most of them, to
+        share their passes.
+        """
+        drawn = [self.draws and not r.sampling.greedy for r in requests]
+        own = {r.slot: self._sequences[r.slot] for r, of_row in zip(requests, drawn, strict=True) if of_row}
+        plans = {slot: planner.choose() for slot, planner in own.items()}
+        shared = Counter(plans.values()).most_common(1)[0][0] if plans else self.planner.choose(len(drawn))
+        rows = []
+        for r in requests:
+            planner = own.get(r.slot, self.planner)
+            rows.append(Row(r, r.slot in own, plans.get(r.slot, shared), planner, self._roots[r.slot]))
+        return rows
 
     @torch.inference_mode()
     def verify(self, batch: ProposalBatch, slots: Tensor) -> tuple[Tensor, Round]:
@@ -288,9 +321,10 @@ class EarlyExitDrafter:
 
     @torch.inference_mode()
     def _draft(self, rows: Sequence[Row], plan: Plan) -> list[Proposal]:
+        """Drafts for rows that have plans of two tiers or none; `plan` has their exit."""
         begun = self._begun
         assert begun is not None
-        requests = [self._limited(row.request, plan.length) for row in rows]
+        requests = [self._limited(row.request, row.length) for row in rows]
         probs = self._grow(rows, requests, begun.stages[0], plan)
         proposals = []
         for row in rows:

@@ -43,7 +43,7 @@ from specdec.drafters.plan import Plan, Planner
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stage import StageNodes, complete
-from specdec.models.base import CausalLM, LayeredLM
+from specdec.models.base import LayeredLM
 from specdec.models.exit_adapter import ExitAdapters
 from specdec.ops.acceptance import AcceptRule
 from specdec.tree import TokenTree
@@ -71,6 +71,7 @@ class _Tokens:
         sampling: how the middle exit chooses.
         open: whether it drafts on.
         rows: of the middle exit's rows that each token was drawn from.
+        unchecked: the drafts of a row of two tiers beside others of three.
     """
 
     limit: int
@@ -78,6 +79,7 @@ class _Tokens:
     sampling: SamplingParams
     open: bool = True
     rows: list[int] = field(default_factory=list)
+    unchecked: Proposal | None = None
 
 
 class HierarchicalDrafter(EarlyExitDrafter):
@@ -129,19 +131,6 @@ class HierarchicalDrafter(EarlyExitDrafter):
     def _check_plan(self, plan: Plan) -> None:
         check_integer("plan", plan.tentative + self._nodes(plan.length), 1, MAX_SERIAL_NODES - 2)
 
-    def levels(self, max_nodes: int) -> Sequence[int]:
-        """Nodes of a proposal that is 1, 2, ... tokens deep."""
-        plan = self.planner.plans[0]
-        return range(1, min(max_nodes, plan.most) + 1) if plan.middle else super().levels(max_nodes)
-
-    def step_cost(self, target: CausalLM) -> float:
-        """The part of the target's layers that run for a tentative token, half of the drafts accepted."""
-        plan = self.planner.plans[0]
-        if not plan.middle:
-            return super().step_cost(target)
-        passes = (plan.length * plan.exit + plan.middle) / (1.0 + 0.5 * plan.length)
-        return passes / self.model.num_layers
-
     @torch.inference_mode()
     def _draft(self, rows: Sequence[Row], plan: Plan) -> list[Proposal]:
         if not plan.middle:
@@ -151,9 +140,7 @@ class HierarchicalDrafter(EarlyExitDrafter):
         told = [self._tokens(row) for row in rows]
         probs: list[Tensor] = []  # rows of the middle exit
         while any(t.open for t in told):
-            requests = [
-                self._inner(row, t, plan) if t.open else None for row, t in zip(rows, told, strict=True)
-            ]
+            requests = [self._inner(row, t) if t.open else None for row, t in zip(rows, told, strict=True)]
             drawn = self._grow(rows, requests, begun.stages[0], plan)
             self._check(rows, told, drawn, plan, probs)
             self.work.checks += 1
@@ -173,10 +160,12 @@ class HierarchicalDrafter(EarlyExitDrafter):
         """Nodes that the draft exit drafts to this depth."""
         return self._sizes[:length][-1] if length else 0
 
-    def _inner(self, row: Row, told: _Tokens, plan: Plan) -> DraftRequest:
+    def _inner(self, row: Row, told: _Tokens) -> DraftRequest:
         """What is asked of the draft exit. A check brings one token more than it accepts."""
+        if not row.checked:
+            return self._limited(row.request, row.length)
         taken = len(row.before)
-        depth = max(min(plan.length, told.limit - taken - 1), 0)
+        depth = max(min(row.length, told.limit - taken - 1), 0)
         return replace(
             row.request,
             max_nodes=self._nodes(depth),
@@ -193,7 +182,9 @@ class HierarchicalDrafter(EarlyExitDrafter):
         plan: Plan,
         probs: list[Tensor],
     ) -> None:
-        """Runs the middle exit over the trees of the rows that are open, and keeps what passes."""
+        """Runs the middle exit over the trees of the rows that are open, and keeps what passes; all of rows
+        of two tiers, for which the target's layers up to there have run then.
+        """
         begun = self._begun
         assert begun is not None
         proposals, nodes = [], []
@@ -208,20 +199,25 @@ class HierarchicalDrafter(EarlyExitDrafter):
             nodes.append(StageNodes(row.kept, columns, (-1, *(p + 1 for p in proposal.tree.parents))))
         batch = batch_proposals([row.root for row in rows], proposals)
         for place, row in enumerate(rows):
-            if row.tree is None:
+            if row.tree is None or not row.checked:
                 batch.lengths[place] = 0
         low, middle = begun.stages
         x = complete(low, take_rows(self.model.embeddings, batch.tokens), nodes)  # [B, N, D]
         x = complete(middle, x, [row._replace(columns=[-1] * len(row.columns)) for row in nodes])
         logits = self._read(plan.middle, x)  # [B, N, V]
-        checked = self._decide(rows, told, proposals, batch, logits)
+        checked = [
+            found if row.checked else Checked(list(range(len(mine.columns))), -1)
+            for found, row, mine in zip(
+                self._decide(rows, told, proposals, batch, logits), rows, nodes, strict=True
+            )
+        ]
         kept = [
             [*range(row.kept), *(row.kept + node for node in found.path)]
             for row, found in zip(rows, checked, strict=True)
         ]
         for stage in begun.stages:
             stage.arrange(kept)
-        self._take(rows, told, proposals, checked, logits, plan, probs)
+        self._take(rows, told, proposals, checked, logits, probs)
 
     def _decide(
         self,
@@ -278,7 +274,6 @@ class HierarchicalDrafter(EarlyExitDrafter):
         proposals: Sequence[Proposal],
         checked: Sequence[Checked],
         logits: Tensor,
-        plan: Plan,
         probs: list[Tensor],
     ) -> None:
         """Adds what passed to the rows' tokens, with the middle exit's rows where tokens are drawn."""
@@ -288,17 +283,20 @@ class HierarchicalDrafter(EarlyExitDrafter):
         for place, (row, t, proposal, found) in enumerate(zip(rows, told, proposals, checked, strict=True)):
             if row.tree is None:
                 continue
+            row.kept += len(found.path)
+            if row.plan is None or not row.checked:
+                t.open, t.unchecked = False, proposal
+                continue
             tokens = [proposal.tree.tokens[node - 1] for node in found.path[1:]]
             ended = bool(tokens) and tokens[-1] in self._ends
             if not ended and found.next_token >= 0:
                 tokens.append(found.next_token)
             else:
                 t.open = False
-            row.kept += len(found.path)
             depth = 1 + max(proposal.tree.depths, default=-1)
             if depth:
-                self.planner.accepted(
-                    plan.exit, plan.middle, len(found.path) - 1, min(len(found.path), depth)
+                row.planner.accepted(
+                    row.plan.exit, row.plan.middle, len(found.path) - 1, min(len(found.path), depth)
                 )
             if len(row.before) + len(tokens) > t.limit:  # a row that may have no drafts at all
                 del tokens[t.limit - len(row.before) :]
@@ -310,11 +308,14 @@ class HierarchicalDrafter(EarlyExitDrafter):
             taken = len(row.before)
             if tokens:
                 row.root = tokens[-1]
-            t.open = t.open and taken < plan.tentative and taken + 2 <= t.limit and row.root not in self._ends
+            enough = taken >= row.plan.tentative or taken + 2 > t.limit
+            t.open = t.open and not enough and row.root not in self._ends
         if sources:
             probs.append(ops.sampling_probs(torch.stack(sources), **SamplingTensors.of(params)._asdict()))
 
     def _proposal(self, row: Row, told: _Tokens, probs: Tensor | None) -> Proposal:
+        if told.unchecked is not None:
+            return told.unchecked
         if not row.before:
             return Proposal.empty()
         tree = TokenTree.unchecked(tuple(row.before), None)

@@ -91,15 +91,30 @@ class Plan:
                 raise ValueError(f"{name}: got {getattr(self, name)}, want at most {count - 1}")
 
 
+class SequencePlanner(Protocol):
+    """Makes the plans of one sequence's rounds, from what it is told of them and nothing else."""
+
+    def choose(self) -> Plan | None:
+        """The plan of the sequence's next round; None for plain decoding. Asked once a round. The plans of
+        all sequences have the same exit, and the same middle exit where they have one.
+        """
+
+    def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
+        """As of `Planner`, in this sequence."""
+
+
 class Planner(Protocol):
     """Makes the plans of rounds."""
 
     @property
     def plans(self) -> Sequence[Plan]:
-        """All that it may choose. The first is that of drafts that are drawn at random."""
+        """All that it may choose."""
 
     def choose(self, rows: int) -> Plan | None:
-        """The plan of a round of `rows` sequences; None for plain decoding."""
+        """The plan of a round of `rows` sequences none of which draws its drafts; None for plain decoding."""
+
+    def for_sequence(self) -> SequencePlanner:
+        """Who makes the plans of a new sequence, should its drafts be drawn at random."""
 
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Books that `kept` of `said` tokens of the exit after `lower` layers were those after `upper`."""
@@ -114,9 +129,13 @@ class FixedPlan:
     def __init__(self, plan: Plan) -> None:
         self.plans: Sequence[Plan] = (plan,)
 
-    def choose(self, rows: int) -> Plan | None:
+    def choose(self, rows: int = 1) -> Plan | None:
         """The plan."""
         return self.plans[0]
+
+    def for_sequence(self) -> FixedPlan:
+        """The same for a sequence."""
+        return self
 
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Nothing is learned."""

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from specdec.drafters.base import Drafter
     from specdec.methods import MethodOptions
     from specdec.models.base import CausalLM, SkippableLM, SkippingView
+    from specdec.models.exit_adapter import ExitAdapters
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
     from specdec.models.llama import LlamaForCausalLM
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
     from specdec.models.skip_file import SkipFile
     from specdec.models.skipping import SkipSet
 
-    DrafterModel = CausalLM | RecurrentDrafterModel
+    DrafterModel = CausalLM | RecurrentDrafterModel | ExitAdapters
 
 
 def build_drafter(
@@ -61,10 +62,12 @@ def build_drafter(
 
     if spec.online:
         return _online(spec, target, options)
-    if spec.kind == "tiers":
-        return _tiers(spec, target, options)
+    from specdec.models.exit_adapter import ExitAdapters
+
     if model is None:
         model = load_drafter_model(spec, target, dtype=dtype)
+    if isinstance(model, ExitAdapters):
+        return _tiers(spec, target, options, model)
     _check_vocabulary(spec, model, target)
     independent = RULES[options.acceptance].independent
     if isinstance(model, RecurrentDrafterModel):
@@ -111,10 +114,10 @@ def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draf
     )
 
 
-def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Drafter:
-    """Early exits of the target; of those that it was trained with or that adapters come for."""
+def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions, adapters: ExitAdapters) -> Drafter:
+    """Early exits of the target; of those that it was trained with or that there are adapters for."""
     from specdec.drafters.plan import Plan
-    from specdec.methods.hispec import shipped_adapters, tiered_drafter
+    from specdec.methods.hispec import tiered_drafter
 
     model = _want_layers(spec, target)
     plan = None if spec.model == ADAPTIVE_TIERS else Plan.parse(spec.model)
@@ -126,7 +129,7 @@ def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draft
             adaptive=options.adaptive,
             acceptance=options.acceptance,
             branching=spec.shape.branching,
-            adapters=shipped_adapters(model),
+            adapters=adapters,
             int8=bool(spec.int8),
         )
     except ValueError as error:
@@ -143,7 +146,7 @@ def _want_layers(spec: DrafterSpec, target: CausalLM) -> GatedDeltaNetForCausalL
 
 
 def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtype) -> DrafterModel:
-    """What an "adapted", "model", "exit", "skip" or "tiers" drafter drafts with.
+    """What an "adapted", "model", "exit" or "skip" drafter drafts with; of "tiers" the adapters of its exits.
 
     Args:
         spec: which one.
@@ -168,7 +171,9 @@ def load_drafter_model(spec: DrafterSpec, target: CausalLM, *, dtype: torch.dtyp
     from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 
     if spec.kind == "tiers":
-        return _want_layers(spec, target)
+        from specdec.methods.hispec import exit_adapters
+
+        return exit_adapters(_want_layers(spec, target), spec.adapters)
     if spec.kind == "adapted":
         if not isinstance(target, GatedDeltaNetForCausalLM):
             raise ValueError(f"drafter: {spec.label} wants a Gated DeltaNet, got a {type(target).__name__}")
@@ -285,7 +290,7 @@ def _load_adapted(spec: DrafterSpec, target: GatedDeltaNetForCausalLM) -> Recurr
         raise ValueError(f"drafter: {error}") from None
 
 
-def _check_vocabulary(spec: DrafterSpec, model: DrafterModel, target: CausalLM) -> None:
+def _check_vocabulary(spec: DrafterSpec, model: CausalLM | RecurrentDrafterModel, target: CausalLM) -> None:
     if model.vocab_size != target.vocab_size:
         raise ValueError(
             f"drafter: {spec.model} has a vocabulary of {model.vocab_size}, "

@@ -16,6 +16,7 @@ from specdec.drafters.hierarchical import HierarchicalDrafter
 from specdec.drafters.plan import Plan
 from specdec.loop import Loop
 from specdec.methods.own_memory import loop_of
+from specdec.methods.spec import NOTHING
 from specdec.models.base import LayeredLM, SkippableLM
 from specdec.models.exit_adapter import ExitAdapters, shipped_exit_adapters
 
@@ -35,10 +36,18 @@ def exits_of(model: LayeredLM, adapters: ExitAdapters | None = None) -> tuple[in
     return model.early_exit_layers or tuple(sorted({max(1, round(layers / part)) for part in (8, 4)}))
 
 
-def shipped_adapters(model: SkippableLM) -> ExitAdapters | None:
-    """The exit adapters that come for these weights; None where there are none."""
-    folder = shipped_exit_adapters(model)
-    return None if folder is None else ExitAdapters.from_directory(folder, model)
+def exit_adapters(model: SkippableLM, directory: str = "") -> ExitAdapters:
+    """The exit adapters in a directory; of "" those that come for these weights, if there are any, of "none"
+    no adapters: exits are read as they are.
+
+    Raises:
+        ValueError: the directory has no adapters, or those of another model.
+    """
+    folder = None if directory == NOTHING else directory or shipped_exit_adapters(model)
+    try:
+        return ExitAdapters() if folder is None else ExitAdapters.from_directory(folder, model)
+    except ValueError as error:
+        raise ValueError(f"exit_adapters: {error}") from None
 
 
 def hispec(

@@ -77,6 +77,7 @@ class DrafterSpec:
         tree: what drafts of "adapted", "model" and "exit" may look like, as `TreeShape.parse` reads it.
         combined: whether what "adapted" drafts is joined with what "ngram" does.
         exit: when drafts of "skip" end, as `parse_exit` reads it; empty for others.
+        adapters: of the exits of "tiers": a directory, "none", or empty for those that come with the target.
         online: whether "skip" changes its set while it drafts.
         int8: whether "skip" drafts with int8 copies of the target's matrices; None: as its file says.
     """
@@ -88,6 +89,7 @@ class DrafterSpec:
     tree: str = "1"
     combined: bool = False
     exit: str = ""
+    adapters: str = ""
     online: bool = False
     int8: bool | None = None
 
@@ -127,26 +129,37 @@ class DrafterSpec:
         return spec
 
     @classmethod
-    def tiered(cls, tiers: str, *, int8: bool | None = None, tree: str | None = None) -> DrafterSpec:
+    def tiered(
+        cls,
+        tiers: str,
+        *,
+        adapters: str | None = None,
+        int8: bool | None = None,
+        tree: str | None = None,
+    ) -> DrafterSpec:
         """The target's own first layers, in two or three tiers.
 
         Args:
             tiers: as `specdec.drafters.plan.Plan.parse` reads it, or "auto".
+            adapters: of the exits, a directory of `specdec train-exits`; None: those that come with the
+                target. "none" reads the exits as they are.
             int8: exits are read through a copy of the head in int8; None: they are not.
             tree: as of `parse`; None: chains.
 
         Raises:
-            ValueError: `tiers` or `tree` is no such text.
+            ValueError: `tiers` or `tree` is no such text, or `adapters` is empty.
         """
         from specdec.drafters.plan import Plan
 
+        if adapters == "":
+            raise ValueError(f"exit_adapters: got '', want a directory or {NOTHING}")
         tiers = tiers.strip()
         if tiers != ADAPTIVE_TIERS:
             tiers = str(Plan.parse(tiers))
         shape = _tree_of("tiers", tree)
         if shape == "auto":
             raise ValueError("draft_tree: got auto, want numbers of children by depth for tiers, such as 2,1")
-        return cls("tiers", tiers, tree=shape, int8=int8)
+        return cls("tiers", tiers, tree=shape, adapters=adapters or "", int8=int8)
 
     @classmethod
     def parse(cls, text: str, *, p: float = 1.0, tree: str | None = None) -> DrafterSpec:
@@ -214,7 +227,7 @@ class DrafterSpec:
         """How tables call it; an oracle always shows that it is one, and its p."""
         if self.kind == "oracle":
             return f"{self.name} p={self.p:g}"
-        parts = (("tree", self.other_tree), ("exit", self.exit))
+        parts = (("tree", self.other_tree), ("exit", self.exit), ("adapters", self.adapters))
         told = [self.name, *([] if self.int8 is None else ["int8" if self.int8 else "own weights"])]
         return " ".join([*told, *(f"{name} {value}" for name, value in parts if value)])
 

@@ -13,7 +13,7 @@ from specdec.drafters.adaptive import likely_plans
 from specdec.drafters.plan import Plan
 from specdec.loop import Loop
 from specdec.methods.autoregressive import autoregressive
-from specdec.methods.hispec import exits_of, hispec, shipped_adapters
+from specdec.methods.hispec import exits_of, hispec
 from specdec.models.exit_adapter import ExitAdapters
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.llama import LlamaForCausalLM
@@ -66,13 +66,14 @@ class Found:
         }
 
 
-def plans_of(model: Tierable) -> list[Plan]:
-    """What is tried: two tiers by each exit of the model and three by each pair, with several lengths.
+def plans_of(model: Tierable, adapters: ExitAdapters | None = None) -> list[Plan]:
+    """What is tried: two tiers by each exit of the model, or that has an adapter, and three by each pair,
+    with several lengths.
 
     Raises:
         ValueError: the model has a single layer.
     """
-    return sorted(likely_plans(exits_of(model, shipped_adapters(model))), key=_order)
+    return sorted(likely_plans(exits_of(model, adapters)), key=_order)
 
 
 def _order(plan: Plan) -> tuple[int, ...]:
@@ -83,6 +84,7 @@ def sweep(
     model: Tierable,
     prompts: Sequence[Sequence[int]],
     *,
+    adapters: ExitAdapters | None = None,
     int8: bool = False,
     seconds: float = 0.0,
     on_run: Callable[[str], None] = lambda name: None,
@@ -93,6 +95,7 @@ def sweep(
     Args:
         model: the target.
         prompts: token ids.
+        adapters: of the exits.
         int8: exits are read through a copy of the head in int8.
         seconds: turns begin for so long, two of them in any case.
         on_run: told the name of every run.
@@ -104,8 +107,7 @@ def sweep(
     Raises:
         RuntimeError: a text is not that of plain decoding.
     """
-    plans: list[Plan | None] = [*plans_of(model), None]
-    adapters = shipped_adapters(model)
+    plans: list[Plan | None] = [*plans_of(model, adapters), None]
     found = decode_in_turn(
         lambda: autoregressive(model),
         {str(plan or "auto"): _maker(model, plan, adapters, int8) for plan in plans},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.acceptance.params import SamplingParams
 from specdec.bench.contenders import BASELINE, Contender, MethodContender, Run
@@ -13,11 +13,14 @@ from specdec.bench.harness import Measured, Unit, measure, speedup_of
 from specdec.bench.prompts import Prompt, groups_of
 from specdec.loop import Loop
 from specdec.methods import DrafterSpec, MethodOptions, load_drafter_model
+from specdec.methods.hispec import exit_adapters, exits_of
 from specdec.models.base import CausalLM
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.llama import LlamaForCausalLM
-from specdec.models.recurrent_drafter import RecurrentDrafterModel
 from specdec.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specdec.methods.building import DrafterModel
 
 LARGE = 50_000_000  # weights
 METHOD_OF = {"skip": "self-speculative", "tiers": "hispec"}  # by kind of drafter; specla of the others
@@ -61,6 +64,8 @@ class Lab:
         prompts: texts to continue.
         drafters: names of the drafters to compare, as `--drafter` takes them.
         skip: file of the sub-layers that self-drafting leaves out; None: the set that comes with the target.
+        exit_adapters: directory of the adapters of early exits; None: those that come with the target;
+            "none": exits are read as they are.
         quick: few prompts and repeats: does it run?
     """
 
@@ -72,20 +77,26 @@ class Lab:
         drafters: Sequence[str] = (),
         *,
         skip: str | None = None,
+        exit_adapters: str | None = None,
         quick: bool = False,
     ) -> None:
         self.model = model
         self.drafters = tuple(drafters)
         self.skip = skip
+        self.exit_adapters = exit_adapters
         self.quick = quick
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
-        self._drafter_models: dict[DrafterSpec, CausalLM | RecurrentDrafterModel | None] = {}
+        self._drafter_models: dict[DrafterSpec, DrafterModel | None] = {}
 
     @property
     def large(self) -> bool:
         """Whether fewer prompts and tokens have to do, as the target is large."""
         return self.model.num_parameters > LARGE
+
+    def exits(self) -> tuple[int, ...]:
+        """The early exits that are measured. Raises ValueError where the adapters cannot be had."""
+        return exits_of(self.model, exit_adapters(self.model, self.exit_adapters or ""))
 
     def units(self, batch: int, each: int) -> list[Unit]:
         """Batches of prompts of one kind, at most `each` of every kind (with --quick one)."""
@@ -189,7 +200,7 @@ class Lab:
             raise ValueError(f"strategy: got {strategy!r}, want a Gated DeltaNet for another one than exact")
         return self.model.with_strategy(strategy)
 
-    def _drafter_model(self, drafter: DrafterSpec) -> CausalLM | RecurrentDrafterModel | None:
+    def _drafter_model(self, drafter: DrafterSpec) -> DrafterModel | None:
         """Loaded once; None for drafters without a model."""
         if drafter not in self._drafter_models:
             self._drafter_models[drafter] = (

@@ -19,7 +19,6 @@ from specdec.bench.studies.section import Section
 from specdec.bench.studies.tiers import PAPER
 from specdec.drafters.plan import Plan
 from specdec.methods import DrafterSpec
-from specdec.methods.hispec import exits_of, shipped_adapters
 
 TITLE = "Memory"
 PASSES = ("forward", "run_layers", "readout")
@@ -86,7 +85,7 @@ def looking(model: object, look: Callable[[], None]) -> Iterator[None]:
 
 def plans(lab: Lab) -> list[Plan]:
     """The paper's setting in two and in three tiers, of the first and the last exit."""
-    exits = exits_of(lab.model, shipped_adapters(lab.model))
+    exits = lab.exits()
     length, tentative = PAPER
     made = [Plan(exits[0], length)]
     if len(exits) > 1:
@@ -110,7 +109,8 @@ def measure(lab: Lab, step: Step) -> Result:
         oracle = DrafterSpec.parse("oracle", p=1.0)
         chain = Entry("", oracle, max_draft=plan.most, adaptive=False)
         ways.append((f"plain verification of {plan.most} drafts", chain, plan.most, 0))
-        exits = Entry("", DrafterSpec.tiered(str(plan)), max_draft=plan.most, adaptive=False)
+        spec = DrafterSpec.tiered(str(plan), adapters=lab.exit_adapters)
+        exits = Entry("", spec, max_draft=plan.most, adaptive=False)
         ways.append((f"tiers {plan}", exits, plan.most, tiers))
     rows = []
     for name, entry, drafts, tiers in ways:

@@ -16,11 +16,10 @@ from specdec.bench.harness import Measured, Unit, speedup_of
 from specdec.bench.studies.lab import Entry, Lab, Step
 from specdec.bench.studies.section import Section, times
 from specdec.drafters.early_exit import EarlyExitDrafter
-from specdec.drafters.plan import Plan, Planner
+from specdec.drafters.plan import Plan, Planner, SequencePlanner
 from specdec.drafters.stage import Work
 from specdec.loop import Loop
 from specdec.methods import ADAPTIVE_TIERS, DrafterSpec
-from specdec.methods.hispec import exits_of, shipped_adapters
 
 TITLE = "Two tiers against three"
 LENGTHS = (1, 2, 3, 4)  # N_d of two tiers
@@ -71,6 +70,10 @@ class Watch:
         """See `Planner.choose`."""
         return self._planner.choose(rows)
 
+    def for_sequence(self) -> SequencePlanner:
+        """See `Planner.for_sequence`."""
+        return self._planner.for_sequence()
+
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """See `Planner.accepted`."""
         before = self.passed.get((lower, upper), (0, 0))
@@ -102,12 +105,14 @@ class Setting:
     Attributes:
         name: in it.
         plan: the tiers; None: chosen for each round.
+        adapters: of the exits, as `DrafterSpec.tiered` takes them.
         int8: whether exits are read through a head in int8.
         watches: of its runs, that of the warm-up first.
     """
 
     name: str
     plan: Plan | None = None
+    adapters: str | None = None
     int8: bool = False
     watches: list[Watch] = field(default_factory=list)
 
@@ -120,7 +125,7 @@ class Setting:
     def entry(self) -> Entry:
         """What the lab runs."""
         tiers = ADAPTIVE_TIERS if self.plan is None else str(self.plan)
-        spec = DrafterSpec.tiered(tiers, int8=self.int8 or None)
+        spec = DrafterSpec.tiered(tiers, adapters=self.adapters, int8=self.int8 or None)
         return Entry(self.name, spec, max_draft=MOST, adaptive=self.plan is None, watch=self.watch)
 
     def watch(self, loop: Loop) -> None:
@@ -134,13 +139,14 @@ class Setting:
 
 def settings(lab: Lab) -> list[Setting]:
     """What is measured; all of it takes turns."""
-    exits = exits_of(lab.model, shipped_adapters(lab.model))
+    exits, adapters = lab.exits(), lab.exit_adapters
     lengths, inner, tentative = ((2,), (2,), (4,)) if lab.quick else (LENGTHS, INNER, TENTATIVE)
     plans = [Plan(exit, n) for exit in exits for n in lengths]
     for i, exit in enumerate(exits):
         plans += [Plan(exit, n, middle, t) for middle in exits[i + 1 :] for n in inner for t in tentative]
-    made = [Setting(str(plan), plan) for plan in plans]
-    return [*made, Setting(CHOSEN), Setting(f"{CHOSEN}, head in int8", int8=True)]
+    made = [Setting(str(plan), plan, adapters) for plan in plans]
+    chosen = [Setting(CHOSEN, None, adapters), Setting(f"{CHOSEN}, head in int8", None, adapters, int8=True)]
+    return [*made, *chosen]
 
 
 def steps(lab: Lab) -> int:
