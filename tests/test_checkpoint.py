@@ -20,6 +20,7 @@ from specdec.models.checkpoint import (
     load_weights,
     resolve_model,
     save_model,
+    write_json,
 )
 from specdec.models.config import GatedDeltaNetConfig
 from specdec.models.tokenizer import StopMatcher, Tokenizer
@@ -399,6 +400,23 @@ def test_missing_and_damaged_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not a readable tokenizer"):
         Tokenizer.from_directory(tmp_path, None)
+
+
+def test_json_has_a_list_of_numbers_on_a_line(tmp_path: Path) -> None:
+    values = {
+        "numbers": [0, -5, 1.5e-07, 3.25],
+        "nested": [[1, 2], [], {"a": [7]}],
+        "others": ["[\n1\n]", "[ 1 ]", None, True],
+        "one": {"empty": {}, "list": [1]},
+    }
+    write_json(tmp_path / "a.json", values)
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == values
+    lines = text.splitlines()
+    assert '  "numbers": [0, -5, 1.5e-07, 3.25],' in lines
+    assert "    [1, 2]," in lines
+    assert '    "list": [1]' in lines
+    assert len(lines) == 20
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:

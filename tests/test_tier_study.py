@@ -205,8 +205,13 @@ def test_a_model_is_as_it_was_after_looking() -> None:
 
         run_layers = readout = forward
 
+        def prefill(self) -> int:
+            return 1 + self.forward()
+
     model, looks = Model(), []
-    with tier_memory.looking(model, lambda: looks.append(1)):
+    with tier_memory.looking(model, lambda: looks.append(1)):  # type: ignore[arg-type]
+        assert model.prefill() == 2
+        assert not looks
         assert model.forward() == 1
     assert len(looks) == 1
     assert not vars(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -30,6 +31,8 @@ INDEX_NAME = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _LISTED = 8
+# A list of numbers as `json.dumps` indents it; strings hold no line breaks there.
+_NUMBERS = re.compile(r"\[\n([-+.\deE,\s]+)\n *\]")
 _DRAFTER = "-drafter"  # what the name of an embedded drafter's directory ends with
 
 
@@ -399,7 +402,8 @@ def write_tensors(
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file whole or not at all. A list of numbers is one line."""
+    text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", json.dumps(value, indent=2))
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)

@@ -19,13 +19,14 @@ from specdec.bench.studies.section import Section
 from specdec.bench.studies.tiers import PAPER
 from specdec.drafters.plan import Plan
 from specdec.methods import DrafterSpec
+from specdec.models.base import CausalLM
 
 TITLE = "Memory"
 PASSES = ("forward", "run_layers", "readout")
 ABOUT = (
-    "Bytes of all tensors alive after a pass, at the most of any pass, that over the prompt among them, "
-    "without the weights, for one sequence: states, "
-    "what is pending, what the round's passes left behind, hidden states and logits. A chain that the target "
+    "Bytes of all tensors alive after a pass, at the most of any pass but those over the prompt, which are "
+    "the same in all rows, without the weights, for one sequence: states or keys and values, what is "
+    "pending, what the round's passes left behind, hidden states and logits. A chain that the target "
     "verifies leaves as much behind as one of the same length that exits drafted, so an oracle's chain of as "
     "many drafts stands beside each. Hidden states: nodes of the longest chain, the last emitted token among "
     "them, times the width, for each tier below the target."
@@ -61,17 +62,28 @@ def _storages() -> Iterator[torch.UntypedStorage]:
 
 
 @contextmanager
-def looking(model: object, look: Callable[[], None]) -> Iterator[None]:
-    """Looks after every pass of a model."""
+def looking(model: CausalLM, look: Callable[[], None]) -> Iterator[None]:
+    """Looks after every pass of a model, but those over prompts."""
+    read, reading = model.prefill, False
+
+    def prefill(*args: Any, **kwargs: Any) -> Any:
+        nonlocal reading
+        reading = True
+        try:
+            return read(*args, **kwargs)
+        finally:
+            reading = False
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             found = run(*args, **kwargs)
-            look()
+            if not reading:
+                look()
             return found
 
         return call
 
+    model.prefill = prefill  # type: ignore[method-assign]
     for name in PASSES:
         setattr(model, name, watched(getattr(model, name)))
     gc.freeze()  # what is there already need not be looked through each time
@@ -79,7 +91,7 @@ def looking(model: object, look: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-        for name in PASSES:
+        for name in (*PASSES, "prefill"):
             delattr(model, name)
 
 
