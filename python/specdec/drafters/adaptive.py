@@ -4,7 +4,7 @@ Each plan, plain decoding among them, is expected to take and to bring what the 
 run, what every pass takes besides, and tokens by how often one exit's drafts pass another (`plan_value.py`).
 By how much rounds of the plan then take and bring more or less counts for more and more. So one measured plan
 tells about all of them, and a plan that looks bad by the arithmetic is tried once in a while all the same,
-ever more rarely. Times are in rounds of plain decoding at the pace that the machine has.
+ever more rarely. Times are in rounds of plain decoding, some of which are made to know the machine's pace.
 
 A clock has no say in a text whose drafts are drawn at random: such a sequence chooses for itself
 (`sequence_plans.py`).
@@ -30,14 +30,14 @@ INNER = (1, 2, 3)  # N_d of three
 TENTATIVE = (2, 4, 6)  # N_i
 TOKENS = 0.99, 100.0  # that a plan brings, over the arithmetic's: memory, and what that counts for
 UNITS = 0.98, 10.0  # that a plan takes, over the arithmetic's
-PASSES = 0.98, 30.0  # what passes take besides their layers: memory, and what the prior counts for
-FIRST, AGAIN, EVERY = 3, 2, 256  # rounds of plain decoding at first, and after so many others
-PACE = 0.1  # of the latest round in what a round of plain decoding takes
+PASSES = 0.98, 10.0  # what passes take besides their layers: memory, and what the prior counts for
+FIRST, EVERY = 3, 32  # rounds of plain decoding at first, and one after so many others: what is compared with
+PACE = 0.2  # of the latest one in what they take: machines change their pace
 TRIALS = 1  # rounds of a new text that draft in any case
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
 EXPLORE_EVERY = 32  # rounds; doubled until another one is clearly better than the best so far
 CLEARLY = 0.02  # above the best one so far: then it is worth trying more
-HELD = 8  # rounds of a plan before all are compared again, which takes a part of a round
+HELD = 16  # rounds of a plan before all are compared again, which takes a part of a round
 
 
 class _Arm:
@@ -61,7 +61,7 @@ class _Learned:
     Attributes:
         arms: by plan; None is plain decoding.
         a_pass: rounds of plain decoding that a pass takes besides its layers.
-        second: of a round of plain decoding, by the rounds of all plans; 0 before any.
+        second: of a round of plain decoding; 0 before any.
         measured: rounds of plain decoding that are to come, whatever is best: the others are compared with
             them.
         since: rounds since the last ones of these.
@@ -137,7 +137,7 @@ class AdaptivePlanner:
         learned = self._experience.learned.setdefault(rows, _Learned())
         learned.since += 1
         if learned.since > EVERY:
-            learned.measured = AGAIN
+            learned.measured = 1
         if learned.measured > 0:
             learned.measured -= 1
             learned.since = 0
@@ -178,9 +178,8 @@ class AdaptivePlanner:
         expected = layers + learned.a_pass.value * passes
         if not learned.second or (plan is None and arm.rounds < FIRST):  # the first ones are slow
             learned.second = min(seconds, learned.second or seconds)
-        else:
-            pace = seconds / (arm.units.value * expected)
-            learned.second += PACE * (min(pace, 3.0 * learned.second) - learned.second)
+        elif plan is None:
+            learned.second += PACE * (min(seconds, 2.0 * learned.second) - learned.second)
         took = min(seconds / learned.second, 3.0 * expected)  # an interruption says nothing about plans
         if passes:
             learned.a_pass.observe(took - layers, passes)

@@ -37,6 +37,7 @@ from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stage import Stage, StageNodes, Work, complete
 from specdec.drafters.tree import GrowingTree, as_said, at_once, drawing_of
+from specdec.drafters.worth import SecondsOfLate
 from specdec.models.base import CausalLM, LayeredLM
 from specdec.models.exit_adapter import ExitAdapters
 from specdec.models.features import Feature, NodeFeatures
@@ -190,6 +191,9 @@ class EarlyExitDrafter:
         self._sequences: dict[int, SequencePlanner] = {}  # by slot
         self._begun: Begun | None = None
         self._running: _Running | None = None
+        # What the loop does between rounds is a part of each. A reader of its tokens may take long there.
+        self._between = SecondsOfLate()
+        self._ended = 0.0  # when the last round did; 0 where another began or ended since
         self._slots = torch.zeros(0, dtype=torch.int32)
 
     def _check_plan(self, plan: Plan) -> None:
@@ -224,12 +228,14 @@ class EarlyExitDrafter:
         check_integer("slot", slot, 0, self._cache.slots - 1)
         self.planner.begin(self._cache.slots)
         self._sequences[slot] = self.planner.for_sequence()
+        self._ended = 0.0
 
     def end(self, slot: int) -> None:
         """Forgets the sequence, and a round that was cut short: the next one may begin without a proposal."""
         self._roots.pop(slot, None)
         self._sequences.pop(slot, None)
         self._begun = self._running = None
+        self._ended = 0.0
 
     def observe(
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
@@ -247,14 +253,19 @@ class EarlyExitDrafter:
         run.tokens += len(tokens)
         if not run.rows:
             self._running = None
+            self._ended = perf_counter()
             if run.chosen:
-                self.planner.observe(run.count, row.plan, run.tokens, perf_counter() - run.start)
+                seconds = self._ended - run.start + self._between()
+                self.planner.observe(run.count, row.plan, run.tokens, seconds)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Drafts for all sequences at once. Where one of them drafts, the last emitted token of every one is
         run, as the target's next pass wants it.
         """
         start = perf_counter()
+        if self._ended:
+            self._between.observe(start - self._ended)
+            self._ended = 0.0
         self._begun = None
         rows = self._planned(requests)
         allowed = any(min(r.max_nodes, r.max_depth) > 0 for r in requests)
