@@ -44,15 +44,15 @@ def test_it_was_found_by_the_command(name: str) -> None:
     assert len(measured["advice"]) >= 3
 
 
-def test_it_was_measured_faster_than_the_best_of_the_similarity_of_hidden_states() -> None:
-    *_, always, similarity = SkipFile.read(ASSETS / "smollm2" / "skip.json").measured["advice"]
-    assert always["name"].startswith("always")
-    assert similarity["name"].startswith("similarity: always")
-    assert always["measured_speedup"] > similarity["measured_speedup"]
+@pytest.mark.parametrize("name", MODELS)
+def test_it_was_measured_faster_than_the_best_of_the_similarity_or_is_it(name: str) -> None:
+    advice = SkipFile.read(ASSETS / name / "skip.json").measured["advice"]
+    (always,) = [row for row in advice if row["name"].startswith("always")]
+    others = [row for row in advice if row["name"].startswith("similarity: always")]
+    assert len(others) < 2
+    assert all(always["measured_speedup"] > other["measured_speedup"] for other in others)
 
 
-def test_or_the_search_ended_at_it() -> None:
-    """Nothing else is then to be compared with: `gdn-code`."""
-    *_, always = SkipFile.read(ASSETS / "gdn-code" / "skip.json").measured["advice"]
-    assert always["name"].startswith("always")
-    assert always["measured_speedup"] > 1.15
+def test_the_set_of_the_embedded_model_was_measured_fast() -> None:
+    advice = SkipFile.read(ASSETS / "gdn-code" / "skip.json").measured["advice"]
+    assert max(row["measured_speedup"] for row in advice) > 1.15

@@ -217,7 +217,8 @@ class SkippableLM(CausalLM, Protocol):
         Args:
             skips: what is left out, of this model's layers.
             vocabulary: the only tokens that it has logits for, ascending; None: all.
-            int8: whether its matrices are int8 copies, which are made with the first such view and kept.
+            int8: whether its matrices are int8 copies, which are made with the first such view and kept; a
+                view of a view with such matrices has them too.
 
         Raises:
             ValueError: `skips` names a layer that is not there, `vocabulary` is none, or is given to a view
