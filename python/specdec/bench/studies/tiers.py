@@ -212,7 +212,7 @@ def _tokens(lab: Lab) -> int:
 
 
 def _repeats(lab: Lab) -> int:
-    return 1 if lab.quick else 3
+    return 1 if lab.quick else 2 if lab.large else 3
 
 
 def _counts(setting: Setting, watches: Sequence[Watch], rounds: int, layers: int) -> dict[str, Any]:
