@@ -137,5 +137,7 @@ def test_what_was_learned_outlives_a_planner_and_an_interruption_does_not() -> N
     plan = again.choose(1)
     assert plan is not None
     assert plan.middle
+    other = AdaptivePlanner(target, PLANS, adapted=(2, 5))  # whose exits pass more or less often
+    assert other._experience is not again._experience
     again.observe(1, plan, 3, 1e6)  # a machine that slept
     assert all(again.choose(1) is not None for _ in range(20))

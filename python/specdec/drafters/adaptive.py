@@ -111,12 +111,15 @@ class AdaptivePlanner:
         model: the target. What was learned about it in this process is gone on from.
         plans: what to choose from; see `likely_plans`.
         int8: whether exits are read through a head in int8.
+        adapted: exits that are read through adapters; what is learned of others is none of these.
     """
 
-    def __init__(self, model: LayeredLM, plans: Sequence[Plan], *, int8: bool = False) -> None:
+    def __init__(
+        self, model: LayeredLM, plans: Sequence[Plan], *, int8: bool = False, adapted: Sequence[int] = ()
+    ) -> None:
         self.plans: Sequence[Plan] = tuple(plans)
         self._expected = PlanValue(model, int8=int8)
-        self._experience = _KNOWN(model, torch.get_num_threads(), int8)
+        self._experience = _KNOWN(model, torch.get_num_threads(), int8, tuple(adapted))
 
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Books that `kept` of `said` tokens of one exit were those of another."""
