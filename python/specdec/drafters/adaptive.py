@@ -25,9 +25,9 @@ from specdec.drafters.worth import Exploration
 from specdec.learned import PerModel
 from specdec.models.base import LayeredLM
 
-LENGTHS = (1, 2, 3, 4, 6)  # of two tiers
-INNER = (1, 2, 3)  # N_d of three
-TENTATIVE = (2, 4, 6)  # N_i
+LENGTHS = (1, 2, 3, 4)  # of two tiers
+INNER = (2, 3)  # N_d of three
+TENTATIVE = (2, 4)  # N_i
 TOKENS = 0.99, 100.0  # that a plan brings, over the arithmetic's: memory, and what that counts for
 UNITS = 0.98, 10.0  # that a plan takes, over the arithmetic's
 PASSES = 0.98, 10.0  # what passes take besides their layers: memory, and what the prior counts for
@@ -37,7 +37,7 @@ TRIAL = 4  # rounds of a plan that is tried; the first one, whose weights are no
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
 EXPLORE_EVERY = 64  # rounds; doubled until another one is clearly better than the best so far
 CLEARLY = 0.02  # above the best one so far: then it is worth trying more
-HELD = 16  # rounds of a plan before all are compared again, which takes a part of a round
+HELD = 8  # rounds of a plan before all are compared again, which takes a part of a round
 
 
 class _Arm:
