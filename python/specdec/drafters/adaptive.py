@@ -35,9 +35,9 @@ FIRST, AGAIN, EVERY = 4, 2, 64  # rounds of plain decoding at first, and after s
 PACE = 0.3  # of the latest one in what they take: machines change their pace
 TRIAL = 4  # rounds of a plan that is tried; the first one, whose weights are not at hand, tells no time
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
-EXPLORE_EVERY = 64  # rounds; doubled until another one is clearly better than the best so far
+EXPLORE_EVERY = 48  # rounds; doubled until another one is clearly better than the best so far
 CLEARLY = 0.02  # above the best one so far: then it is worth trying more
-HELD = 8  # rounds of a plan before all are compared again, which takes a part of a round
+HELD = 16  # rounds of a plan before all are compared again, which takes a part of a round
 
 
 class _Arm:
