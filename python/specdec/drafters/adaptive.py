@@ -29,10 +29,11 @@ LENGTHS = (1, 2, 3, 4)  # of two tiers
 INNER = (2, 3)  # N_d of three
 TENTATIVE = (2, 4)  # N_i
 TOKENS = 0.99, 100.0  # that a plan brings, over the arithmetic's: memory, and what that counts for
-UNITS = 0.98, 10.0  # that a plan takes, over the arithmetic's
-PASSES = 0.98, 10.0  # what passes take besides their layers: memory, and what the prior counts for
+UNITS = 0.95, 10.0  # that a plan takes, over the arithmetic's
+PASSES = 0.95, 10.0  # what passes take besides their layers: memory, and what the prior counts for
 FIRST, AGAIN, EVERY = 4, 2, 64  # rounds of plain decoding at first, and after so many others: to compare with
 PACE = 0.3  # of the latest one in what they take: machines change their pace
+DRIFT, TOO_FAR = 0.2, 0.15  # of the latest round in how far rounds are off; from there on plain ones are due
 TRIAL = 4  # rounds of a plan that is tried; the first one, whose weights are not at hand, tells no time
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
 EXPLORE_EVERY = 48  # rounds; doubled until another one is clearly better than the best so far
@@ -65,6 +66,7 @@ class _Learned:
         since: rounds since plain decoding was measured.
         forced: rounds to come of `plan`, whatever is best: of plain decoding, with which all others are
             compared, and of plans that are tried.
+        off: what rounds of late took over what was expected of them.
         plan: of this round.
         booked: whether the round before had the same one.
         fresh: whether the text is new. Rounds without drafts say nothing of what drafts would bring, so it
@@ -78,9 +80,10 @@ class _Learned:
     second: float = 0.0
     since: int = 0
     forced: int = FIRST
+    off: float = 1.0
     plan: Plan | None = None
     booked: bool = False
-    fresh: bool = False
+    fresh: bool = True
     exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
     best: Plan | None = None
     left: int = 0
@@ -206,7 +209,11 @@ class AdaptivePlanner:
             learned.second = seconds
         elif plan is None:
             learned.second += PACE * (min(seconds, 2.0 * learned.second) - learned.second)
+            learned.off = 1.0
         took = min(seconds / learned.second, 3.0 * expected)  # an interruption says nothing about plans
+        learned.off += DRIFT * (took / (arm.units.value * expected) - learned.off)
+        if abs(learned.off - 1.0) > TOO_FAR and plan is not None:
+            learned.since = max(learned.since, EVERY)  # the machine may have changed its pace
         if passes:
             learned.a_pass.observe(took - layers, passes)
         arm.units.observe(took, expected)
