@@ -67,6 +67,7 @@ class _Learned:
         since: rounds since the last ones of these.
         trials: of the first rounds of a text, that draft even if plain decoding seems better: rounds without
             drafts say nothing of what drafts would bring.
+        exploration: says when a plan that is not the best is tried.
         best: the plan of late.
         left: rounds for which it stays so.
     """
@@ -111,6 +112,9 @@ class AdaptivePlanner:
         model: the target. What was learned about it in this process is gone on from.
         plans: what to choose from; see `likely_plans`.
         int8: whether exits are read through a head in int8.
+
+    Attributes:
+        plans: as given.
     """
 
     def __init__(self, model: LayeredLM, plans: Sequence[Plan], *, int8: bool = False) -> None:
