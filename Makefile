@@ -54,7 +54,7 @@ run: build
 	$(BIN)/specdec generate "$$DEMO" --max-new-tokens 96 --compare
 
 test: build test-cpp
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 # The C++ tests, and the library through which pytest runs the CUDA kernels on the CPU (build/lib). They need
 # GoogleTest; where it is neither installed nor fetchable, say so and go on.

@@ -90,7 +90,7 @@ def test_nearly_all_of_the_best_plans_speed_is_reached(name: str) -> None:
     for _ in range(2500):
         plan = planner.choose(1)
         tokens, seconds = world.run(plan, planner)
-        planner.observe(1, plan, tokens, seconds)
+        planner.observe(1, 1 if plan is None else 2, tokens, seconds, False)
         tried = plan != planner._experience.learned[1].best
         told.append((tokens, seconds, seconds * tried * (1.0 - rates[plan] / rates[best])))
     tokens, seconds, lost = np.array(told[500:]).sum(axis=0)
@@ -132,10 +132,40 @@ def test_what_was_learned_outlives_a_planner_and_an_interruption_does_not() -> N
     planner = AdaptivePlanner(target, PLANS)
     for _ in range(400):
         plan = planner.choose(1)
-        planner.observe(1, plan, *world.run(plan, planner))
+        planner.observe(1, 1 if plan is None else 2, *world.run(plan, planner), False)
     again = AdaptivePlanner(target, PLANS)
-    plan = again.choose(1)
+    plan = next(plan for plan in chosen(again, 3) if plan is not None)  # two of plain decoding may be due
     assert plan is not None
     assert plan.middle
-    again.observe(1, plan, 3, 1e6)  # a machine that slept
-    assert all(again.choose(1) is not None for _ in range(20))
+    other = AdaptivePlanner(target, PLANS, adapted=(2, 5))  # whose exits pass more or less often
+    assert other._experience is not again._experience
+    again.choose(1)
+    again.observe(1, 2, 3, 1e6, False)  # a machine that slept
+    assert sum(plan is None for plan in chosen(again, 20)) <= 2
+
+
+def test_plain_rounds_are_known_before_the_drafter_is_asked() -> None:
+    world, planner = World("plain"), AdaptivePlanner(model(), PLANS)
+    rested = 0
+    for number in range(400):
+        if number % 40 == 0:
+            planner.begin(1)
+        rests = planner.rests(1)
+        plan = planner.choose(1)
+        assert rests == (plan is None)
+        rested += rests
+        planner.observe(1, 1 if rests else 2, *world.run(plan, planner), rests)
+    assert 300 < rested < 400  # new texts begin with drafts
+    # A round of others in between has no plan of this batch size, and is none of its business.
+    before = planner._experience.learned[1].arms[None].rounds
+    planner.observe(1, 1, 1, 0.1, False)
+    assert planner._experience.learned[1].arms[None].rounds == before
+
+
+def chosen(planner: AdaptivePlanner, rounds: int) -> list[Plan | None]:
+    """The plans of so many rounds, of which nothing is told."""
+    found = []
+    for _ in range(rounds):
+        planner.rests(1)
+        found.append(planner.choose(1))
+    return found

@@ -135,17 +135,17 @@ def test_watch_counts_by_plan_and_tells_the_planner() -> None:
     for checks, given in ((2, (2, 2)), (3, (1, 2))):
         work.checks += checks
         watch.accepted(2, 5, *given)
-        watch.observe(1, plan, 4, 0.5)
-    watch.observe(1, None, 1, 0.5)
+        watch.observe(1, 5, 4, 0.5, False)
+    watch.observe(1, 1, 1, 0.5, True)
     assert watch.rounds == {plan: 2, None: 1}
     assert watch.checks == {plan: 5}
     assert watch.passed == {(2, 5): (3, 4)}
     assert planner.heard == [
         (2, 5, 2, 2),
-        (1, plan, 4, 0.5),
+        (1, 5, 4, 0.5, False),
         (2, 5, 1, 2),
-        (1, plan, 4, 0.5),
-        (1, None, 1, 0.5),
+        (1, 5, 4, 0.5, False),
+        (1, 1, 1, 0.5, True),
     ]
 
 

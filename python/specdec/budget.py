@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -151,6 +152,18 @@ def rates_of(model: CausalLM, drafter: str, *, deferred: bool) -> Rates:
     return _RATES(model, drafter, torch.get_num_threads(), deferred)
 
 
+class RoundPlanner(Protocol):
+    """Says which rounds go without the drafter, where that is one choice among several."""
+
+    def rests(self, rows: int) -> bool:
+        """Whether a round of `rows` sequences goes without asking the drafter; asked once a round."""
+
+    def observe(self, rows: int, nodes: int, tokens: int, seconds: float, rested: bool) -> None:
+        """Books a round: sequences, nodes of the longest, the tokens that all of them emitted, the seconds of
+        the whole round, and whether it went without the drafter.
+        """
+
+
 class DraftBudget:
     """Chooses how much is drafted and verified, from measured costs and the drafts' chances.
 
@@ -160,8 +173,8 @@ class DraftBudget:
         costs: what rounds cost; None: a loop takes what was learned about its model.
         whole: verify what is proposed as it is, of a drafter that says itself where a draft ends. There
             are no prices then: the clock alone says whether to draft (`rests`).
-        planned: the drafter itself compares rounds with drafts and without them, by the clock: it never
-            rests.
+        planned: who compares rounds with drafts and without them instead, by the clock, for a drafter that
+            chooses among several kinds of them.
 
     Raises:
         ValueError: a number is no integer or out of its range.
@@ -174,7 +187,7 @@ class DraftBudget:
         adaptive: bool = True,
         costs: RoundCost | None = None,
         whole: bool = False,
-        planned: bool = False,
+        planned: RoundPlanner | None = None,
     ) -> None:
         check_integer("max_draft", max_draft, 0)
         self.max_draft = max_draft
@@ -218,8 +231,10 @@ class DraftBudget:
 
     def rests(self, rows: int) -> bool:
         """Whether a round of `rows` sequences goes without asking the drafter; call it once a round."""
-        if not self.adaptive or self.planned or self.max_draft == 0:
+        if not self.adaptive or self.max_draft == 0:
             return False
+        if self.planned is not None:
+            return self.planned.rests(rows)
         return self._rates.rest(rows).due()
 
     def prices(self, rows: int) -> Prices:
@@ -328,7 +343,10 @@ class DraftBudget:
         rate.tokens = MEMORY * rate.tokens + tokens
         seconds = min(max(seconds, 1e-9), slowest)
         rate.seconds = MEMORY * rate.seconds + seconds
-        self._rates.rest(rows).observe(rested, rows, tokens, seconds, self._seconds(rows, 1)[1])
+        if self.planned is not None:
+            self.planned.observe(rows, nodes, tokens, seconds, rested)
+        else:
+            self._rates.rest(rows).observe(rested, rows, tokens, seconds, self._seconds(rows, 1)[1])
         rate.drafts = MEMORY * rate.drafts + (1.0 - MEMORY) * (nodes - 1)
         # Now that it has seconds: another loop may read it in another thread.
         self._rates.by_size[rows] = rate

@@ -25,17 +25,17 @@ from specdec.drafters.worth import Exploration
 from specdec.learned import PerModel
 from specdec.models.base import LayeredLM
 
-LENGTHS = (1, 2, 3, 4, 6)  # of two tiers
-INNER = (1, 2, 3)  # N_d of three
-TENTATIVE = (2, 4, 6)  # N_i
+LENGTHS = (1, 2, 3, 4)  # of two tiers
+INNER = (2, 3)  # N_d of three
+TENTATIVE = (2, 4)  # N_i
 TOKENS = 0.99, 100.0  # that a plan brings, over the arithmetic's: memory, and what that counts for
 UNITS = 0.98, 10.0  # that a plan takes, over the arithmetic's
 PASSES = 0.98, 10.0  # what passes take besides their layers: memory, and what the prior counts for
-FIRST, EVERY = 3, 32  # rounds of plain decoding at first, and one after so many others: what is compared with
-PACE = 0.2  # of the latest one in what they take: machines change their pace
-TRIALS = 1  # rounds of a new text that draft in any case
+FIRST, AGAIN, EVERY = 4, 2, 64  # rounds of plain decoding at first, and after so many others: to compare with
+PACE = 0.3  # of the latest one in what they take: machines change their pace
+TRIAL = 4  # rounds of a plan that is tried; the first one, whose weights are not at hand, tells no time
 OPTIMISM = 0.3  # of a plan that was never tried, when it is chosen which one to try
-EXPLORE_EVERY = 32  # rounds; doubled until another one is clearly better than the best so far
+EXPLORE_EVERY = 48  # rounds; doubled until another one is clearly better than the best so far
 CLEARLY = 0.02  # above the best one so far: then it is worth trying more
 HELD = 16  # rounds of a plan before all are compared again, which takes a part of a round
 
@@ -62,11 +62,13 @@ class _Learned:
         arms: by plan; None is plain decoding.
         a_pass: rounds of plain decoding that a pass takes besides its layers.
         second: of a round of plain decoding; 0 before any.
-        measured: rounds of plain decoding that are to come, whatever is best: the others are compared with
-            them.
-        since: rounds since the last ones of these.
-        trials: of the first rounds of a text, that draft even if plain decoding seems better: rounds without
-            drafts say nothing of what drafts would bring.
+        since: rounds since plain decoding was measured.
+        forced: rounds to come of `plan`, whatever is best: of plain decoding, with which all others are
+            compared, and of plans that are tried.
+        plan: of this round.
+        booked: whether the round before had the same one.
+        fresh: whether the text is new. Rounds without drafts say nothing of what drafts would bring, so it
+            begins with some, even if plain decoding was the best.
         exploration: says when a plan that is not the best is tried.
         best: the plan of late.
         left: rounds for which it stays so.
@@ -75,9 +77,11 @@ class _Learned:
     arms: dict[Plan | None, _Arm] = field(default_factory=dict)
     a_pass: RunningRatio = field(default_factory=lambda: RunningRatio(*PASSES, PASS))
     second: float = 0.0
-    measured: int = FIRST
     since: int = 0
-    trials: int = 0
+    forced: int = FIRST
+    plan: Plan | None = None
+    booked: bool = False
+    fresh: bool = False
     exploration: Exploration = field(default_factory=lambda: Exploration(EXPLORE_EVERY))
     best: Plan | None = None
     left: int = 0
@@ -112,15 +116,19 @@ class AdaptivePlanner:
         model: the target. What was learned about it in this process is gone on from.
         plans: what to choose from; see `likely_plans`.
         int8: whether exits are read through a head in int8.
+        adapted: exits that are read through adapters; what is learned of others is none of these.
 
     Attributes:
         plans: as given.
     """
 
-    def __init__(self, model: LayeredLM, plans: Sequence[Plan], *, int8: bool = False) -> None:
+    def __init__(
+        self, model: LayeredLM, plans: Sequence[Plan], *, int8: bool = False, adapted: Sequence[int] = ()
+    ) -> None:
         self.plans: Sequence[Plan] = tuple(plans)
         self._expected = PlanValue(model, int8=int8)
-        self._experience = _KNOWN(model, torch.get_num_threads(), int8)
+        self._experience = _KNOWN(model, torch.get_num_threads(), int8, tuple(adapted))
+        self._round: _Learned | None = None  # what the round is booked to whose plan was chosen
 
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Books that `kept` of `said` tokens of one exit were those of another."""
@@ -134,17 +142,30 @@ class AdaptivePlanner:
         """A new text is one of so many sequences."""
         self._experience.passed.begin(1.0 / slots)
         for learned in self._experience.learned.values():
-            learned.left, learned.trials = 0, TRIALS
+            learned.left, learned.fresh = 0, True
+        self._round = None
+
+    def rests(self, rows: int) -> bool:
+        """Whether a round is plain decoding."""
+        self._round = None
+        return self.choose(rows) is None
 
     def choose(self, rows: int) -> Plan | None:
         """The plan of a round of `rows` sequences; None for plain decoding."""
         learned = self._experience.learned.setdefault(rows, _Learned())
+        if self._round is None:
+            plan = self._chosen(learned, rows)
+            learned.booked, learned.plan = plan == learned.plan, plan
+            self._round = learned
+        return learned.plan
+
+    def _chosen(self, learned: _Learned, rows: int) -> Plan | None:
         learned.since += 1
+        if learned.forced > 0:
+            learned.forced -= 1
+            return learned.plan
         if learned.since > EVERY:
-            learned.measured = 1
-        if learned.measured > 0:
-            learned.measured -= 1
-            learned.since = 0
+            learned.since, learned.forced = 0, AGAIN - 1
             return None
         changed = False
         if learned.left <= 0:
@@ -153,13 +174,11 @@ class AdaptivePlanner:
             changed = values[best] > (1.0 + CLEARLY) * values.get(learned.best, 0.0)
             learned.best, learned.left = best, HELD
         learned.left -= 1
-        tries = learned.exploration.due(changed)
-        if learned.trials > 0:
-            learned.trials -= 1
-            tries = tries or learned.best is None
+        tries = learned.exploration.due(changed) or (learned.fresh and learned.best is None)
+        learned.fresh = False
         if not tries:
             return learned.best
-        learned.left = 0  # what is tried may be the best one
+        learned.left, learned.forced = 0, TRIAL - 1  # what is tried may be the best one
         # The one that may be better than thought: what was tried little may be better by more.
         hopes = {
             plan: value * (1.0 + OPTIMISM / (1.0 + self._arm(learned, plan).rounds) ** 0.5)
@@ -174,22 +193,27 @@ class AdaptivePlanner:
         values[None] *= 1.0 + MARGIN
         return values
 
-    def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
-        """Books a round of `rows` sequences: the tokens that all of them emitted, and its seconds."""
-        learned = self._experience.learned.setdefault(rows, _Learned())
-        passed, arm = self._experience.passed, self._arm(learned, plan)
+    def observe(self, rows: int, nodes: int, tokens: int, seconds: float, rested: bool) -> None:
+        """Books a round; see `RoundPlanner.observe`."""
+        learned, self._round = self._round, None
+        if learned is None or (nodes == 1) != (learned.plan is None):
+            return  # sequences had plans of their own, or no draft was allowed
+        plan, passed = learned.plan, self._experience.passed
+        arm = self._arm(learned, plan)
+        arm.rounds += 1
+        arm.tokens.observe(tokens / rows, self._expected.tokens(plan, passed))
+        if not learned.booked:
+            return
         layers, passes = self._expected.units(plan, passed, rows), self._expected.passes(plan, passed)
         expected = layers + learned.a_pass.value * passes
-        if not learned.second or (plan is None and arm.rounds < FIRST):  # the first ones are slow
-            learned.second = min(seconds, learned.second or seconds)
+        if not learned.second:
+            learned.second = seconds
         elif plan is None:
             learned.second += PACE * (min(seconds, 2.0 * learned.second) - learned.second)
         took = min(seconds / learned.second, 3.0 * expected)  # an interruption says nothing about plans
         if passes:
             learned.a_pass.observe(took - layers, passes)
-        arm.rounds += 1
         arm.units.observe(took, expected)
-        arm.tokens.observe(tokens / rows, self._expected.tokens(plan, passed))
 
     @staticmethod
     def _arm(learned: _Learned, plan: Plan | None) -> _Arm:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,7 +36,6 @@ from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.drafters.shape import TreeShape
 from specdec.drafters.stage import Stage, StageNodes, Work, complete
 from specdec.drafters.tree import GrowingTree, as_said, at_once, drawing_of
-from specdec.drafters.worth import SecondsOfLate
 from specdec.models.base import CausalLM, LayeredLM
 from specdec.models.exit_adapter import ExitAdapters
 from specdec.models.features import Feature, NodeFeatures
@@ -100,27 +98,6 @@ class Begun:
     pending: PendingRound | None
     stages: list[Stage]
     nodes: list[list[int]] = field(default_factory=list)
-
-
-@dataclass
-class _Running:
-    """A round from its beginning on.
-
-    Attributes:
-        rows: by slot, until it is known what became of them.
-        start: when it began.
-        chosen: whether one plan was chosen for all of them, by the clock.
-        tokens: that were emitted so far.
-    """
-
-    rows: dict[int, Row]
-    start: float
-    chosen: bool
-    count: int = field(init=False)
-    tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.count = len(self.rows)
 
 
 class EarlyExitDrafter:
@@ -194,10 +171,7 @@ class EarlyExitDrafter:
         self._roots: dict[int, int] = {}  # by slot: the last emitted token
         self._sequences: dict[int, SequencePlanner] = {}  # by slot
         self._begun: Begun | None = None
-        self._running: _Running | None = None
-        # What the loop does between rounds is a part of each. A reader of its tokens may take long there.
-        self._between = SecondsOfLate()
-        self._ended = 0.0  # when the last round did; 0 where another began or ended since
+        self._running: dict[int, Row] = {}  # by slot, until it is known what became of a round's drafts
         self._slots = torch.zeros(0, dtype=torch.int32)
 
     def _check_plan(self, plan: Plan) -> None:
@@ -232,49 +206,32 @@ class EarlyExitDrafter:
         check_integer("slot", slot, 0, self._cache.slots - 1)
         self.planner.begin(self._cache.slots)
         self._sequences[slot] = self.planner.for_sequence()
-        self._ended = 0.0
 
     def end(self, slot: int) -> None:
         """Forgets the sequence, and a round that was cut short: the next one may begin without a proposal."""
         self._roots.pop(slot, None)
         self._sequences.pop(slot, None)
-        self._begun = self._running = None
-        self._ended = 0.0
+        self._begun, self._running = None, {}
 
     def observe(
         self, slot: int, path: Sequence[int], tokens: Sequence[int], features: NodeFeatures | None = None
     ) -> None:
         """Notes the last token: all others are in the target's memory, or will be with its next pass."""
         self._roots[slot] = tokens[-1]
-        run = self._running
-        if run is None:
-            return  # after the prefill
-        row = run.rows.pop(slot)
-        if row.plan is not None and row.depth:
+        row = self._running.pop(slot, None)
+        if row is not None and row.plan is not None and row.depth:
             last = row.plan.middle or row.plan.exit
             said = min(len(path) + 1, row.depth)
             row.planner.accepted(last, self.model.num_layers, len(path), said)
-        run.tokens += len(tokens)
-        if not run.rows:
-            self._running = None
-            self._ended = perf_counter()
-            if run.chosen:
-                seconds = self._ended - run.start + self._between()
-                self.planner.observe(run.count, row.plan, run.tokens, seconds)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Drafts for all sequences at once. Where one of them drafts, the last emitted token of every one is
         run, as the target's next pass wants it.
         """
-        start = perf_counter()
-        if self._ended:
-            self._between.observe(start - self._ended)
-            self._ended = 0.0
         self._begun = None
         rows = self._planned(requests)
         allowed = any(min(r.max_nodes, r.max_depth) > 0 for r in requests)
-        chosen = allowed and not any(row.drawn for row in rows)
-        self._running = _Running({row.request.slot: row for row in rows}, start, chosen)
+        self._running = {row.request.slot: row for row in rows}
         plan = max((row.plan for row in rows if row.plan), key=lambda plan: plan.middle, default=None)
         if plan is None or not allowed:
             return [Proposal.empty()] * len(requests)

@@ -113,8 +113,13 @@ class Planner(Protocol):
     def begin(self, slots: int) -> None:
         """A new text is one of so many sequences."""
 
+    def rests(self, rows: int) -> bool:
+        """Whether a round of `rows` sequences is plain decoding, for which nobody need be asked."""
+
     def choose(self, rows: int) -> Plan | None:
-        """The plan of a round of `rows` sequences none of which draws its drafts; None for plain decoding."""
+        """The plan of a round of `rows` sequences none of which draws its drafts; None for plain decoding.
+        After `rests` that of the same round.
+        """
 
     def for_sequence(self) -> SequencePlanner:
         """Who makes the plans of a new sequence, should its drafts be drawn at random."""
@@ -122,8 +127,8 @@ class Planner(Protocol):
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Books that `kept` of `said` tokens of the exit after `lower` layers were those after `upper`."""
 
-    def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
-        """Books a round whose plan was chosen: the tokens that all sequences emitted, and its seconds."""
+    def observe(self, rows: int, nodes: int, tokens: int, seconds: float, rested: bool) -> None:
+        """Books a round; see `RoundPlanner.observe`."""
 
 
 class FixedPlan:
@@ -134,6 +139,10 @@ class FixedPlan:
 
     def begin(self, slots: int) -> None:
         """Nothing is known of texts."""
+
+    def rests(self, rows: int) -> bool:
+        """It never does."""
+        return False
 
     def choose(self, rows: int = 1) -> Plan | None:
         """The plan."""
@@ -146,5 +155,5 @@ class FixedPlan:
     def accepted(self, lower: int, upper: int, kept: int, said: int) -> None:
         """Nothing is learned."""
 
-    def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
+    def observe(self, rows: int, nodes: int, tokens: int, seconds: float, rested: bool) -> None:
         """Nothing is learned."""

@@ -112,11 +112,10 @@ def tiered_drafter(
     draw: bool = True,
 ) -> HierarchicalDrafter:
     """The drafter of `hispec`, with a cache of its own; arguments as there."""
-    if plan is not None and not adaptive:
-        planner: Plan | AdaptivePlanner = plan
-    else:
-        plans = likely_plans(exits_of(model, adapters)) if plan is None else [plan]
-        planner = AdaptivePlanner(model, plans, int8=int8) if adaptive else plans[0]
+    plans = likely_plans(exits_of(model, adapters)) if plan is None else [plan]
+    planner: Plan | AdaptivePlanner = plans[0]
+    if adaptive:
+        planner = AdaptivePlanner(model, plans, int8=int8, adapted=tuple(adapters or ()))
     rule = acceptance if acceptance in RULES and RULES[acceptance].lossless else "auto"
     return HierarchicalDrafter(
         model,

@@ -36,7 +36,7 @@ def loop_of(
             max_draft,
             adaptive=adaptive,
             whole=drafter.ends_drafts,
-            planned=isinstance(drafter, EarlyExitDrafter),
+            planned=drafter.planner if isinstance(drafter, EarlyExitDrafter) else None,
         ),
         acceptance=acceptance,
         cache=drafter.cache,

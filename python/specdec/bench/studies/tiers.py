@@ -62,6 +62,7 @@ class Watch:
         self.passed: dict[tuple[int, int], tuple[int, int]] = {}
         self._planner = planner
         self._booked = 0
+        self._plan: Plan | None = None
 
     @property
     def plans(self) -> Sequence[Plan]:
@@ -74,7 +75,12 @@ class Watch:
 
     def choose(self, rows: int) -> Plan | None:
         """See `Planner.choose`."""
-        return self._planner.choose(rows)
+        self._plan = self._planner.choose(rows)
+        return self._plan
+
+    def rests(self, rows: int) -> bool:
+        """See `Planner.rests`."""
+        return self._planner.rests(rows)
 
     def for_sequence(self) -> SequencePlanner:
         """See `Planner.for_sequence`."""
@@ -86,13 +92,14 @@ class Watch:
         self.passed[lower, upper] = before[0] + kept, before[1] + said
         self._planner.accepted(lower, upper, kept, said)
 
-    def observe(self, rows: int, plan: Plan | None, tokens: int, seconds: float) -> None:
+    def observe(self, rows: int, nodes: int, tokens: int, seconds: float, rested: bool) -> None:
         """See `Planner.observe`."""
+        plan = None if rested or nodes == 1 else self._plan
         self.rounds[plan] += 1
         if plan is not None:
             self.checks[plan] += self.work.checks - self._booked
         self._booked = self.work.checks
-        self._planner.observe(rows, plan, tokens, seconds)
+        self._planner.observe(rows, nodes, tokens, seconds, rested)
 
 
 def passes_of(plan: Plan | None, rounds: int, checks: int, layers: int) -> int:
@@ -139,7 +146,7 @@ class Setting:
         drafter = loop.drafter
         assert isinstance(drafter, EarlyExitDrafter)
         watch = Watch(drafter.planner, drafter.work)
-        drafter.planner = watch
+        drafter.planner = loop.budget.planned = watch
         self.watches.append(watch)
 
 
@@ -211,7 +218,7 @@ def _tokens(lab: Lab) -> int:
 
 
 def _repeats(lab: Lab) -> int:
-    return 1 if lab.quick else 3
+    return 1 if lab.quick else 2 if lab.large else 3
 
 
 def _counts(setting: Setting, watches: Sequence[Watch], rounds: int, layers: int) -> dict[str, Any]:
