@@ -1,8 +1,8 @@
 // Binding of the likeliest tokens: likeliest; and the children of drafted nodes.
 #include "draft_children.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "../cpu/ops.h"

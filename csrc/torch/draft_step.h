@@ -10,8 +10,8 @@ struct DrafterArgs {
   const Tensor& table;                          // [V, D]: what a token adds to the first block's input
   const OptionalTensor &own_norm, &own_weight;  // [D], [D, D] packed, of the parent's output; both or none
   const StackArgs& stack;
-  const std::vector<Tensor>&
-      adapter;  // norm [D], gate and up [2 F, D], down [D, F] between blocks and norm, or none
+  // Between blocks and norm: norm [D], gate and up [2 F, D], down [D, F]; or none.
+  const std::vector<Tensor>& adapter;
   double adapter_eps;
   const Tensor &norm, &head;  // [D], [V', D] packed
   int64_t vocab;              // V'

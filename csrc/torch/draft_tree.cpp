@@ -1,4 +1,5 @@
 // Binding of a whole draft: draft_tree. No more than the levels is here; their choices are draft_growth.h's.
+#include <algorithm>
 #include <cstring>
 
 #include "draft_children.h"

@@ -199,6 +199,14 @@ def bits(t: Tensor) -> Tensor:
     return t.view({2: torch.int16, 4: torch.int32}[t.element_size()])
 
 
+def assert_same_bits(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    """Of tensors by name."""
+    assert got.keys() == want.keys()
+    for name in want:
+        assert got[name].shape == want[name].shape, name
+        assert torch.equal(bits(got[name].contiguous()), bits(want[name].contiguous())), name
+
+
 def assert_close(actual: Tensor, expected: Tensor, atol: float, what: str) -> None:
     """Element by element, NaN nowhere; prints the largest error and where it is."""
     assert actual.shape == expected.shape, (

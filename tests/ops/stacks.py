@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ops.blocks import random_block
-from ops.cases import bits
 from specdec import ops
 from specdec.ops import (
     BlockEntries,
@@ -136,13 +135,6 @@ def cut(entries: Sequence[BlockEntries], nodes: slice) -> list[BlockEntries]:
         BlockEntries(Factors(*(t[:, nodes].contiguous() for t in factors if t is not None)), mixed[:, nodes])
         for factors, mixed in entries
     ]
-
-
-def assert_same_bits(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    assert got.keys() == want.keys()
-    for name in want:
-        assert got[name].shape == want[name].shape, name
-        assert torch.equal(bits(got[name].contiguous()), bits(want[name].contiguous())), name
 
 
 def plain_call(**changes: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ops.block_reference import expect_reference
 from ops.blocks import composed, on_meta, outputs_by_name, random_block, random_matrix
-from ops.cases import bits, int32
+from ops.cases import assert_same_bits, bits, int32
 from ops.layers import with_pools
 from specdec import ops
 from specdec.ops import BlockWeights, Factors, PackedWeight, Pending, Prefix, pack_weight
@@ -21,12 +21,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EARLIER = ["none", "pending", "prefix"]
 STORED = [torch.float32, torch.bfloat16, torch.int8]
 STRATEGIES = ["serial", "hybrid", "exact"]
-
-
-def assert_same_bits(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    for name in want:
-        assert got[name].shape == want[name].shape, name
-        assert torch.equal(bits(got[name]), bits(want[name])), name
 
 
 def expect_composition(call: dict[str, Any], weights: dict[str, Any]) -> None:

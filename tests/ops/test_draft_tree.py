@@ -31,6 +31,21 @@ CHAIN, TREE, PRUNED = TreeShape(), TreeShape((3, 2, 1)), TreeShape.pruned(3, 3.0
 STACKS = [(WHOLE,), (WHOLE, MLP, MIXER), (MLP,)]
 
 
+# Chains without prices, ends or a vocabulary.
+CHAIN_RULES = TreeRules(
+    branching=(1,),
+    tau=None,
+    ratios=torch.ones(1, 3, 1, dtype=torch.float64),
+    edges=torch.empty(0, dtype=torch.float64),
+    most_chance=1.0,
+    child_chance=1.0,
+    level_price=0.0,
+    most_run=0,
+    most_nodes=64,
+    ends=torch.empty(0, dtype=torch.int64),
+)
+
+
 class Draft(NamedTuple):
     """Arguments of a call.
 
@@ -87,16 +102,11 @@ def at_once(draft: Draft) -> tuple[list[GrowingTree], GrownTrees]:
         tree.at_once(root)._replace(threshold=threshold)
         for tree, root, threshold in zip(trees, ROOTS, draft.thresholds, strict=True)
     ]
-    rules = TreeRules(
+    rules = CHAIN_RULES._replace(
         branching=draft.shape.branching,
         tau=draft.shape.tau,
         ratios=torch.ones(2, 3, 1, dtype=torch.float64),
-        edges=torch.empty(0, dtype=torch.float64),
-        most_chance=1.0,
-        child_chance=1.0,
-        level_price=0.0,
         most_run=48,
-        most_nodes=64,
         ends=torch.tensor(ENDS),
         vocabulary=draft.vocabulary,
     )
@@ -360,15 +370,11 @@ def test_chains_below_the_last_node_have_no_parents() -> None:
     call = draft.made[0]
     call["prefix"] = call["prefix"]._replace(parents=None)
     asked = [TreeRequest(5, 5, NP - 1)] * 3
-    rules = TreeRules(
-        (1,), None, torch.ones(1, 3, 1).double(), torch.empty(0).double(), 1.0, 1.0, 0.0, 0, 64,
-        torch.tensor([], dtype=torch.int64),
-    )  # fmt: skip
-    found = ops.draft_tree(draft.logits, asked, rules, **drafting_of(call))
+    found = ops.draft_tree(draft.logits, asked, CHAIN_RULES, **drafting_of(call))
     assert found.parents is None
     assert [tree.columns for tree in found.trees] == [[3, 4, 5, 6, -1]] * 3
     call["prefix"] = call["prefix"]._replace(parents=int32([[-1, 0, 1]] * 3))
-    named = ops.draft_tree(draft.logits, asked, rules, **drafting_of(call))
+    named = ops.draft_tree(draft.logits, asked, CHAIN_RULES, **drafting_of(call))
     assert named.parents is None or named.parents.tolist() == [[-1, 0, 1, 2, 3, 4, 5]] * 3
     assert named.trees == found.trees
     assert torch.equal(named.outputs, found.outputs)
@@ -448,9 +454,7 @@ def sampling_with(**changes: Any) -> DraftSampling:
 )
 def test_wrong_sampling(sampling: DraftSampling, message: str) -> None:
     draft = random_draft(3)
-    rules = TreeRules((1,), None, torch.ones(1, 3, 1).double(), torch.empty(0).double(), 1.0, 1.0, 0.0, 0, 64,
-                      torch.tensor([], dtype=torch.int64))  # fmt: skip
-    call = {"rules": rules, **drafting_of(draft.made[0])}
+    call = {"rules": CHAIN_RULES, **drafting_of(draft.made[0])}
     with pytest.raises(ValueError, match=f"^{message}"):
         ops.draft_tree(draft.logits, [TreeRequest(3, 3, 2)] * 3, sampling=sampling, **call)
 
@@ -458,13 +462,11 @@ def test_wrong_sampling(sampling: DraftSampling, message: str) -> None:
 @pytest.mark.parametrize("rules", [{"branching": (2, 1)}, {"tau": 1.0}], ids=str)
 def test_siblings_are_not_drawn(rules: dict[str, Any]) -> None:
     draft = random_draft(3)
-    plain = TreeRules((1,), None, torch.ones(1, 3, 1).double(), torch.empty(0).double(), 1.0, 1.0, 0.0, 9, 64,
-                      torch.tensor([], dtype=torch.int64))  # fmt: skip
     with pytest.raises(ValueError, match=r"^sampling: got a shape with siblings, want a chain"):
         ops.draft_tree(
             draft.logits,
             [TreeRequest(3, 3, 2)] * 3,
-            plain._replace(**rules),
+            CHAIN_RULES._replace(most_run=9, **rules),
             sampling=sampling_with(),
             **drafting_of(draft.made[0]),
         )

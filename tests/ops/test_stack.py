@@ -10,13 +10,12 @@ from torch import Tensor
 
 from ops.block_reference import expect_reference
 from ops.blocks import on_meta
-from ops.cases import bits, int32
+from ops.cases import assert_same_bits, bits, int32
 from ops.stacks import (
     MIXER,
     MLP,
     SMALL,
     WHOLE,
-    assert_same_bits,
     block_by_block,
     by_name,
     cut,

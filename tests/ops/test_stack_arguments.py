@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ops.blocks import random_block
-from ops.cases import int32
+from ops.cases import assert_same_bits, int32
 from ops.stacks import (
     SMALL,
-    assert_same_bits,
     by_name,
     deferred_call,
     plain_call,
@@ -135,6 +134,11 @@ LATER: list[tuple[str, Change, str]] = [
 FIRST: list[tuple[str, Change, str]] = [
     ("no g", pending_with(2, g=None), r"entries\[2\].factors.g: got None, want a tensor"),
     ("nodes", pending_with(0, mixed=f32(2, 4, C)), r"pending\[7\]: got Float \[2, 3, 128\], want the dtype"),
+    (
+        "grad of an entry",
+        pending_with(2, u=f32(2, 3, 2, 32).requires_grad_()),
+        r"pending: got a tensor that requires grad",
+    ),
     ("both", set_to(prefix=StackPrefix([])), r"prefix: got both pending and prefix, want one"),
     (
         "fewer entries",

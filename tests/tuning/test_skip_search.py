@@ -245,10 +245,8 @@ def test_only_what_was_proposed_is_tried_without_a_search() -> None:
     assert [t.choice for t in trials] == [Choice(skips) for skips in sets]
     assert [t.complete for t in trials] == [True, True, False]
     assert try_all(sets, Landscape(), should_stop=lambda: True) == []
-    assert [t.choice.skips for t in finalists(trials)] == [
-        sets[0],
-        PLANTED,
-    ]  # the best of the similarity is last
+    # The best of the similarity is last.
+    assert [t.choice.skips for t in finalists(trials)] == [sets[0], PLANTED]
     assert finalists([]) == []
 
 

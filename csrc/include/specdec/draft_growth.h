@@ -102,8 +102,8 @@ class GrowingTree {
   }
 
   // Adds the children of the wanted nodes: of each a row of `stride` tokens, -1 where there are no more,
-  // their probabilities, and how sure the drafter itself is of them. `row` is of the first of these rows,
-  // where tokens were drawn from them.
+  // their probabilities, and how sure the drafter itself is of them. Where they were drawn, `row` is the
+  // number of the first wanted node's row among all rows that were drawn from.
   void grow(const int64_t* tokens, const float* probabilities, const float* sure, int64_t stride,
             int64_t row = -1) {
     level_.clear();

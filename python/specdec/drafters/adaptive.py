@@ -71,6 +71,7 @@ class _Learned:
         booked: whether the round before had the same one.
         fresh: whether the text is new. Rounds without drafts say nothing of what drafts would bring, so it
             begins with some, even if plain decoding was the best.
+        exploration: says when a plan that is not the best is tried.
         best: the plan of late.
         left: rounds for which it stays so.
     """
@@ -119,6 +120,9 @@ class AdaptivePlanner:
         plans: what to choose from; see `likely_plans`.
         int8: whether exits are read through a head in int8.
         adapted: exits that are read through adapters; what is learned of others is none of these.
+
+    Attributes:
+        plans: as given.
     """
 
     def __init__(

@@ -51,6 +51,11 @@ class Children(NamedTuple):
     rows: list[int]
 
 
+def joined_rows(parts: Sequence[Tensor]) -> Tensor | None:
+    """float32 [R, V] the rows of all parts; None where there is none."""
+    return None if not parts else parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def draw_children(
     logits: Tensor,
     parents: Sequence[Parent],

@@ -30,7 +30,7 @@ from specdec._rows import take_rows
 from specdec.cache import DecodingCache, PendingRound, Round
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import RANKS
-from specdec.drafters.draws import Parent, draw_children
+from specdec.drafters.draws import Parent, draw_children, joined_rows
 from specdec.drafters.plan import FixedPlan, Plan, Planner, SequencePlanner
 from specdec.drafters.proposal import Proposal, ProposalBatch
 from specdec.drafters.shape import TreeShape
@@ -115,6 +115,10 @@ class EarlyExitDrafter:
             drafted changes by that, and never the text.
 
     Attributes:
+        model, replacement: as given.
+        shape: of what is drafted, by `branching`.
+        planner: makes the plans.
+        draws: as `draw`.
         work: what the layers had to do so far.
 
     Raises:
@@ -365,7 +369,7 @@ class EarlyExitDrafter:
             wanted = [self._expandable(row) for row in rows]
             if any(wanted):
                 hidden = self._run(rows, wanted, stage)
-        return None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
+        return joined_rows(probs)
 
     def _grow_at_once(
         self, rows: Sequence[Row], hidden: Tensor, stage: Stage, plan: Plan

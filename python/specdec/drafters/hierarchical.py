@@ -38,6 +38,7 @@ from specdec.acceptance.rng import round_seed
 from specdec.acceptance.tensors import SamplingTensors, seed_bits
 from specdec.cache import DecodingCache
 from specdec.drafters.base import DraftRequest
+from specdec.drafters.draws import joined_rows
 from specdec.drafters.early_exit import EarlyExitDrafter, Row
 from specdec.drafters.plan import Plan, Planner
 from specdec.drafters.proposal import Proposal, ProposalBatch, batch_proposals
@@ -144,7 +145,7 @@ class HierarchicalDrafter(EarlyExitDrafter):
             drawn = self._grow(rows, requests, begun.stages[0], plan)
             self._check(rows, told, drawn, plan, probs)
             self.work.checks += 1
-        every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
+        every = joined_rows(probs)
         begun.nodes = [[*range(row.kept), *[-1] * (1 + len(row.before) - row.kept)] for row in rows]
         return [self._proposal(row, t, every) for row, t in zip(rows, told, strict=True)]
 

@@ -155,7 +155,7 @@ class LayerSkipDrafter(ModelDrafter):
     def _catch_up(self, rows: Sequence[DraftRequest]) -> None:
         """Nothing: the last emitted token alone is not in the target's memory."""
 
-    # --- exits ---
+    # --- drafting ---
 
     @torch.inference_mode()
     def run_trees(
@@ -180,6 +180,8 @@ class LayerSkipDrafter(ModelDrafter):
             prefix=self._steps,
             sampling=sampling,
         )
+
+    # --- exits ---
 
     def _at_once(self, tree: GrowingTree, root: int) -> TreeRequest:
         asked = super()._at_once(tree, root)

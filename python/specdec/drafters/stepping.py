@@ -22,7 +22,7 @@ from specdec._host import MAX_SERIAL_NODES
 from specdec.cache import DecodingCache, Round, Steps, path_tensor
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.calibration import outcomes
-from specdec.drafters.draws import Children, Parent, draw_children
+from specdec.drafters.draws import Children, Parent, draw_children, joined_rows
 from specdec.drafters.experience import experience_of
 from specdec.drafters.passes import DraftedNodes, EmittedTokens
 from specdec.drafters.proposal import Proposal
@@ -379,7 +379,7 @@ class SteppingDrafter(ABC):
             if children.probs is not None:
                 probs.append(children.probs)
                 count += len(children.probs)
-        every = None if not probs else probs[0] if len(probs) == 1 else torch.cat(probs)
+        every = joined_rows(probs)
         return [self._finished(tree, state, every) for tree, state in zip(trees, states, strict=True)]
 
     def _grown(

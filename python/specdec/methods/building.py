@@ -58,12 +58,11 @@ def build_drafter(
     from specdec.drafters.combined import CombinedDrafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.recurrent import RecurrentDrafter
+    from specdec.models.exit_adapter import ExitAdapters
     from specdec.models.recurrent_drafter import RecurrentDrafterModel
 
     if spec.online:
         return _online(spec, target, options)
-    from specdec.models.exit_adapter import ExitAdapters
-
     if model is None:
         model = load_drafter_model(spec, target, dtype=dtype)
     if isinstance(model, ExitAdapters):
@@ -123,7 +122,7 @@ def _online(spec: DrafterSpec, target: CausalLM, options: MethodOptions) -> Draf
 
 
 def _tiers(spec: DrafterSpec, target: CausalLM, options: MethodOptions, adapters: ExitAdapters) -> Drafter:
-    """Early exits of the target; of those that it was trained with or that there are adapters for."""
+    """Early exits of the target, read through these adapters."""
     from specdec.drafters.plan import Plan
     from specdec.methods.hispec import tiered_drafter
 

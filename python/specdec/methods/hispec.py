@@ -22,8 +22,8 @@ from specdec.models.exit_adapter import ExitAdapters, shipped_exit_adapters
 
 
 def exits_of(model: LayeredLM, adapters: ExitAdapters | None = None) -> tuple[int, ...]:
-    """The exits of a model, ascending: those that it was trained with, those that have adapters, or else an
-    eighth and a quarter of its layers.
+    """The exits of a model, ascending: those that have adapters, without adapters those that it was trained
+    with, and without these an eighth and a quarter of its layers.
 
     Raises:
         ValueError: the model has a single layer.

@@ -156,7 +156,7 @@ class GatedDeltaNetForCausalLM(Layered):
         tap: FeatureTap | None = None,
     ) -> tuple[Tensor, Round]:
         """Runs nodes through some layers; see `LayeredLM.run_layers`."""
-        if self._strategy == "solve":
+        if self._strategy == "solve":  # which verify_stack does not take
             return super().run_layers(
                 x,
                 layers,

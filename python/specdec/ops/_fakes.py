@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from specdec.ops._operator import argument_names
+from specdec.ops.types import MIXER_TENSORS
 
 R = TypeVar("R")
-
-MIXER_TENSORS, MLP_TENSORS = 7, 3  # of the list of a block's weights
 
 
 def _fake(op: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
@@ -84,12 +83,19 @@ def _verify_block(
     state: Tensor,
     *_: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (x.new_empty(x.shape), *_mixer(x, weights[2], gated, state))
+
+
+def _mixer(
+    x: Tensor, conv: Tensor, gated: bool, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What a block's mixer read, its raw projections and its factors."""
     B, N = x.shape[:2]
     HV, DV = state.shape[1:3]
-    C = weights[2].shape[0]
-    # mixed is a part of all projections side by side.
+    C = conv.shape[0]
+    # The raw projections are a part of all projections side by side.
     mixed = x.new_empty((B, N, C + gated * HV * DV + 2 * HV))[..., :C]
-    return (x.new_empty(x.shape), x.new_empty((B, N, HV, DV)), mixed, *_factors(x, C, state, N))
+    return (x.new_empty((B, N, HV, DV)), mixed, *_factors(x, C, state, N))
 
 
 def _factors(x: Tensor, C: int, state: Tensor, N: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,12 +126,9 @@ def _verify_stack(
     first = 0
     for count in parts:
         if count >= MIXER_TENSORS:
-            conv, state = weights[first + 2], states[len(read)]
-            HV, DV = state.shape[1:3]
-            B, N, C = (*x.shape[:2], conv.shape[0])
-            mixed = x.new_empty((B, N, C + gated * HV * DV + 2 * HV))[..., :C]
-            read.append(x.new_empty((B, N, HV, DV)))
-            entries += (*_factors(x, C, state, N), mixed)
+            o, mixed, k, u, g = _mixer(x, weights[first + 2], gated, states[len(read)])
+            read.append(o)
+            entries += (k, u, g, mixed)
         first += count
     return [x.new_empty(x.shape) for _ in parts], read, entries
 
@@ -156,28 +159,31 @@ def _draft_step(
     )
 
 
+# Places of some arguments of draft_tree behind the logits; the prefix's entries come before its parents.
+_DRAFT_TREE = [
+    argument_names("draft_tree")[1:].index(name) for name in ("outputs", "prefix", "table", "temperature")
+]
+
+
 @_fake("draft_tree")
 def _draft_tree(
     logits: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     # How far the trees grow, and whether they are chains, is in the data.
     context = torch.library.get_ctx()
-    outputs, prefix, table = rest[_DRAFT_PLACE], rest[_DRAFT_PLACE + 1], rest[_DRAFT_PLACE + 3]
+    outputs, prefix, table, temperature = (rest[place] for place in _DRAFT_TREE)
     B, D, V = logits.shape[0], outputs.shape[2], table.shape[0]
     most, nodes = context.new_dynamic_size(), context.new_dynamic_size()
-    drawn = rest[_DRAFT_TEMPERATURE] is not None
+    rows = 0 if temperature is None else context.new_dynamic_size()  # that were drawn from
     return (
         logits.new_empty((B + 1,), dtype=torch.int64),
         logits.new_empty((B, 5, most), dtype=torch.int64),
         logits.new_empty((B, 2, most), dtype=torch.float64),
-        logits.new_empty((context.new_dynamic_size(), V) if drawn else (0, 0)),
+        logits.new_empty((rows, 0 if temperature is None else V)),
         logits.new_empty((B, context.new_dynamic_size()), dtype=torch.int32),
         outputs.new_empty((B, nodes, D)),
         _continued(prefix, nodes),
     )
-
-
-_DRAFT_TEMPERATURE, _DRAFT_PLACE = 4, 21  # arguments of draft_tree behind the logits
 
 
 @_fake("likeliest")

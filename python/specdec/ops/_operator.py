@@ -124,7 +124,7 @@ def _public(op: str, name: str) -> str:
     group, _, part = name.partition("_")
     if op == "tree_attention":  # its prefix comes in arguments of its own
         return name
-    if group in ("pending", "prefix") and part != "mixed":  # an argument of its own
+    if group in ("pending", "prefix") and part not in ("", "mixed"):  # a list; an argument of its own
         return f"{group}.factors.{part}" if part in ("k", "u", "g") else f"{group}.{part}"
     if op == "commit":
         return {"k": "factors.k", "u": "factors.u", "g": "factors.g", "how": "mode"}.get(name, name)

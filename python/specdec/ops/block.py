@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
 from specdec.ops._earlier import NO_PREFIX, pending_operands, prefix_operands, want_earlier
-from specdec.ops._fakes import MIXER_TENSORS
 from specdec.ops._operator import operator, want_tensor, want_type
 from specdec.ops.dense import PackedWeight
 from specdec.ops.layer import strategy_code
-from specdec.ops.types import Factors, Pending, Prefix
+from specdec.ops.types import MIXER_TENSORS, Factors, Pending, Prefix
 
 _verify_block = operator("verify_block")
 _verify_block_deferred = operator("verify_block_deferred")

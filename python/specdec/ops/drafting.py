@@ -1,8 +1,8 @@
 """Drafting with consecutive blocks, a level or a whole draft a call, and the likeliest tokens.
 
 A level of drafts takes a tenth of a millisecond, less than Python needs for the choices between two of them.
-Thin wrappers: every check of an argument is in C++. Letters as in `specdec.ops.block`, V the vocabulary, V'
-the drafter's.
+Checked here is what the operators do not see: types, the sizes of packed weights, prices that are None.
+Letters as in `specdec.ops.block`, V the vocabulary, V' the drafter's.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class GrownTrees(NamedTuple):
 
     Attributes:
         trees: a row's each.
-        levels: their number.
+        levels: how many there were; the first one reads the logits that are there and runs nothing.
         probs: float32 [R, V] the rows that tokens were drawn from; None where none was.
         parents: int32 [B, n] of the nodes that were run, the prefix's among them; None for chains.
         outputs: [B, n, D] the last block's.

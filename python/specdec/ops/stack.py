@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.ops._fakes import MIXER_TENSORS, MLP_TENSORS
+from specdec.ops import _fakes  # noqa: F401  declares the operators' fakes
 from specdec.ops._operator import operator, want_tensor, want_type
 from specdec.ops.block import BlockWeights
 from specdec.ops.convolution import conv_commit
 from specdec.ops.layer import strategy_code
 from specdec.ops.recurrence import commit
-from specdec.ops.types import Factors
+from specdec.ops.types import MIXER_TENSORS, MLP_TENSORS, Factors
 
 _verify_stack = operator("verify_stack")
 _verify_stack_deferred = operator("verify_stack_deferred")
@@ -71,6 +71,7 @@ class BlockStack:
 
     Attributes:
         mixers: how many of them have a token mixer, and so a state.
+        eps: of all norms.
 
     Raises:
         ValueError: there is no block, or they disagree.

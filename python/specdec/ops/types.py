@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+MIXER_TENSORS, MLP_TENSORS = 7, 3  # of the list of a block's weights
+
 
 class Factors(NamedTuple):
     """What `verify` leaves behind instead of states: enough to advance a state to any of the verified nodes.

@@ -71,7 +71,7 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class Policy:
-    """The best way to draft with a set, of those that were tried.
+    """The best way to draft with a choice, of those that were tried.
 
     Attributes:
         pace: plain rounds that a token takes.
@@ -115,7 +115,7 @@ def best_policy(
     it. How far a draft goes on beyond its first wrong token is taken from the confidences along the text.
 
     Args:
-        outcomes: of the set's view.
+        outcomes: of the choice's view.
         once, each: time of drafting a round, and of each draft.
         verify: by the number of drafts, from 0 to K.
         places: only the first so many of each text; None for all.

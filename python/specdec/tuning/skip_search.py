@@ -279,7 +279,7 @@ class SkipSearch:
 
 
 def _behind(best: Trial | None) -> Callable[[Sequence[float]], bool]:
-    """Whether paces on the first parts of the texts are too far behind the best set's on the same."""
+    """Whether paces on the first parts of the texts are too far behind the best choice's on the same."""
 
     def hopeless(paces: Sequence[float]) -> bool:
         if best is None:

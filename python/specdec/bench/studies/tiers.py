@@ -37,9 +37,8 @@ LEGEND = (
     "L layer passes, N_d E + L in two tiers; drafts are shorter just before a sequence's end. By passes: the "
     "speedup if nothing but the number of layer passes took time. By operators: the speedup if nothing took "
     "time but the operators of the passes, timed by themselves, the head and passes over several nodes among "
-    "them. Over two: speedup over the best two-tier "
-    "setting of this table, whose choice after the fact favours it. Tokens/s: of the fastest turn on each "
-    "prompt, which other work on the machine touches least."
+    "them. Over two: speedup over the best two-tier setting of this table, whose choice after the fact "
+    "favours it. Tokens/s: of the fastest turn on each prompt, which other work on the machine touches least."
 )
 
 Result = dict[str, Any]
