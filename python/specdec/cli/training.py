@@ -36,4 +36,4 @@ def draw(plot: Callable[[Path], None], path: Path, console: Console) -> None:
         plot(path)
         console.print(f"curves: {path}")
     except ImportError:
-        console.print("no curves: matplotlib is not installed (pip install 'specdec[plot]')")
+        console.print("no curves: matplotlib is not installed (pip install matplotlib)")

@@ -178,7 +178,7 @@ def _report(run: Training, finished: bool, console: Console) -> None:
         plot_losses(run.history, run.out / PLOT_NAME)
         console.print(f"loss curve: {run.out / PLOT_NAME}")
     except ImportError:
-        console.print("no loss curve: matplotlib is not installed (pip install 'specdec[plot]')")
+        console.print("no loss curve: matplotlib is not installed (pip install matplotlib)")
     console.print(f'try it: specdec generate "def " --model {run.out}', highlight=False)
 
 

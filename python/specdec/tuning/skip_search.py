@@ -292,7 +292,7 @@ def _behind(best: Trial | None) -> Callable[[Sequence[float]], bool]:
 def search_installed() -> None:
     """Refuses to go on without Optuna. Raises ImportError."""
     if importlib.util.find_spec("optuna") is None:
-        raise ImportError("a search needs optuna, which is not installed: pip install 'specdec[tune]'")
+        raise ImportError("a search needs optuna, which is not installed: pip install optuna")
 
 
 def _states() -> Any:
