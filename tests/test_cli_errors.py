@@ -198,3 +198,11 @@ def test_outputs_are_tried_before_anything_is_measured(
     for option in ("--json", "--plot"):
         assert f"{option}: cannot write" in _error("bench", option, str(dangling))
     assert file.read_text() == "kept"
+
+
+def test_an_empty_directory_of_adapters_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not the working directory."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["generate", "x", "--method", "hispec", "--exit-adapters", ""])
+    assert result.exit_code == 2
+    assert "''" in result.stderr

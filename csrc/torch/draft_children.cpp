@@ -46,6 +46,11 @@ Tensor over_all_tokens(const Tensor& logits, const DraftVocabulary& vocabulary) 
   return all;
 }
 
+// The probability of a logit, from that of the largest one; the bits of `probabilities_of` in Python.
+double chance(float most, float logit, float largest) {
+  return static_cast<double>(most) * std::exp(static_cast<double>(logit) - static_cast<double>(largest));
+}
+
 template <typename T>
 std::vector<T> of_rows(const T* of_sequences, const std::vector<int64_t>& sequences) {
   std::vector<T> values;
@@ -79,7 +84,7 @@ Children likeliest_children(const Tensor& logits, int64_t count, const std::vect
   Children found{std::vector<int64_t>(R * count), std::vector<float>(R * count), {}, {}};
   take_likeliest(logits, count, scales.empty() ? nullptr : scales.data(), found.tokens.data(),
                  found.probs.data());
-  found.sure = found.probs;
+  found.sure.assign(found.probs.begin(), found.probs.end());
   if (!scales.empty()) {  // of the drafter's own distribution its likeliest token tells the scale
     std::vector<int64_t> best(R);
     std::vector<float> sure(R);
@@ -87,7 +92,7 @@ Children likeliest_children(const Tensor& logits, int64_t count, const std::vect
     const float* row = present<float>(logits);
     for (int64_t r = 0; r < R; ++r, row += V) {
       for (int64_t i = r * count; i < (r + 1) * count; ++i) {
-        if (found.tokens[i] >= 0) found.sure[i] = sure[r] * std::exp(row[found.tokens[i]] - row[best[r]]);
+        if (found.tokens[i] >= 0) found.sure[i] = chance(sure[r], row[found.tokens[i]], row[best[r]]);
       }
     }
   }
@@ -99,9 +104,10 @@ Children drawn_children(const Tensor& logits, const std::vector<int64_t>& sequen
                         const std::vector<int32_t>& nodes, const Drawing& drawing,
                         const DraftVocabulary& vocabulary) {
   const int64_t R = logits.size(0);
-  Children found{std::vector<int64_t>(R), std::vector<float>(R), std::vector<float>(R), {}};
+  Children found{std::vector<int64_t>(R), std::vector<float>(R), std::vector<double>(R), {}};
   std::vector<int64_t> best(R);
-  take_likeliest(logits, 1, nullptr, best.data(), found.sure.data());
+  std::vector<float> most(R);
+  take_likeliest(logits, 1, nullptr, best.data(), most.data());
   const Tensor all = over_all_tokens(logits, vocabulary);
   SamplingProbsParams p;
   p.R = R;
@@ -134,7 +140,7 @@ Children drawn_children(const Tensor& logits, const std::vector<int64_t>& sequen
     const int64_t token = found.tokens[r];
     if (token < 0) continue;
     found.probs[r] = p.probs[r * p.V + token];
-    found.sure[r] *= std::exp(everywhere[r * p.V + token] - own[r * logits.size(1) + best[r]]);
+    found.sure[r] = chance(most[r], everywhere[r * p.V + token], own[r * logits.size(1) + best[r]]);
   }
   return found;
 }

@@ -16,7 +16,7 @@ struct DraftVocabulary {
 struct Children {
   std::vector<int64_t> tokens;  // -1 where there are no more
   std::vector<float> probs;     // each one's in its row
-  std::vector<float> sure;      // what the drafter itself gave it, before temperature and filters
+  std::vector<double> sure;     // what the drafter itself gave it, before temperature and filters
   Tensor rows;                  // [R, V] what was drawn from; undefined where nothing was
 };
 

@@ -244,6 +244,9 @@ StackOutputs verify_stack(const Tensor& x, const StackArgs& stack, const StackNo
   if (!prefix.empty()) {
     check_count(prefix, "prefix", kEntryParts * stack.states.size(),
                 "k, u, g and the raw projections of each mixer");
+    for (size_t i = kEntryParts; i < prefix.size(); i += kEntryParts) {
+      check_alike(prefix, "prefix", i, 0, false);  // of another number of nodes each would fit its own layer
+    }
   }
   return run_blocks(x, stack, parts, nodes, [&](const Tensor& stream, const BlockArgs& args, int64_t mixer) {
     if (prefix.empty()) return verify_block(stream, args, {kAbsent, kAbsent, kAbsent, kAbsent, kAbsent});

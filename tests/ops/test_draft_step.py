@@ -22,7 +22,7 @@ from ops.drafting import (
     rows_of,
     tensors,
 )
-from ops.stacks import MIXER, MLP, WHOLE
+from ops.stacks import MIXER, MLP, SMALL, WHOLE
 from specdec import ops
 from specdec.cache import LayerFactors, Round, Steps
 from specdec.ops import (
@@ -422,3 +422,11 @@ def test_types() -> None:
         ops.draft_step(**arguments(plain_call(own=(f32(37), f32(37, 37)))))
     with pytest.raises(TypeError, match=r"^tokens: got list, want a tensor"):
         ops.draft_step(**arguments(plain_call(tokens=[[1]])))
+
+
+def test_a_state_of_draft_step_on_another_device_is_refused() -> None:
+    call, *_ = random_drafting(2, N=1, NP=3, B=2, ragged=False, tree=False, **SMALL)
+    call["states"][0] = call["states"][0].to("meta")
+    call["lengths"] = None
+    with pytest.raises(ValueError, match="states"):
+        ops.draft_step(**arguments(call))

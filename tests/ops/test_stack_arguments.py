@@ -355,3 +355,40 @@ def test_the_lists_are_whole() -> None:
             op(call["x"], tensors_, parts_, *options, *rest)
     with pytest.raises(ValueError, match=r"^conv_biases: got 1 tensors, want 3, one a mixer, or none"):
         op(call["x"], tensors, parts, [f32(C)], *options[1:], *rest)
+
+
+@pytest.mark.parametrize("name", ["states", "conv_states"])
+@pytest.mark.parametrize("make", [plain_call, deferred_call])
+def test_a_pool_of_a_later_mixer_on_another_device_is_refused(make, name: str) -> None:
+    call = make()
+    call[name][1] = call[name][1].to("meta")
+    with pytest.raises(ValueError, match=name):
+        ops.verify_stack(**call)
+
+
+def test_pending_on_another_device_is_refused() -> None:
+    call = deferred_call()
+    entries = list(call["pending"].entries)
+    factors, mixed = entries[1]
+    entries[1] = ops.BlockEntries(factors, mixed.to("meta"))
+    call["pending"] = call["pending"]._replace(entries=entries)
+    with pytest.raises(ValueError, match="pending"):
+        ops.verify_stack(**call)
+
+
+def test_a_pool_of_another_layout_is_refused_by_name() -> None:
+    call = plain_call()
+    call["states"][1] = call["states"][1].to_sparse()
+    with pytest.raises(ValueError, match="states"):
+        ops.verify_stack(**call)
+
+
+def test_prefixes_of_several_lengths_are_refused() -> None:
+    call = prefix_call()
+    entries = list(call["prefix"].entries)
+    (k, u, g), mixed = entries[1]
+    k, u, g, mixed = (torch.cat([t, t], 1).contiguous() for t in (k, u, g, mixed))
+    entries[1] = ops.BlockEntries(ops.Factors(k, u, g), mixed)
+    call["prefix"] = call["prefix"]._replace(entries=entries)
+    with pytest.raises(ValueError, match="prefix"):
+        ops.verify_stack(**call)

@@ -104,7 +104,7 @@ class GrowingTree {
   // Adds the children of the wanted nodes: of each a row of `stride` tokens, -1 where there are no more,
   // their probabilities, and how sure the drafter itself is of them. Where they were drawn, `row` is the
   // number of the first wanted node's row among all rows that were drawn from.
-  void grow(const int64_t* tokens, const float* probabilities, const float* sure, int64_t stride,
+  void grow(const int64_t* tokens, const float* probabilities, const double* sure, int64_t stride,
             int64_t row = -1) {
     level_.clear();
     ++depth_;
@@ -115,7 +115,7 @@ class GrowingTree {
         level_.push_back(static_cast<int64_t>(nodes.size()));
         nodes.push_back({tokens[rank], parent, rank, nodes[parent].chance * chance_of(probability, rank),
                          probability, -1, row < 0 ? -1 : row + static_cast<int64_t>(i),
-                         static_cast<double>(sure[rank]) >= request_.threshold});
+                         sure[rank] >= request_.threshold});
       }
     }
   }

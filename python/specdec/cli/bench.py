@@ -57,7 +57,7 @@ class Options:
     draft_exit: str | None
     draft_int8: bool | None
     tiers: str | None
-    exit_adapters: Path | None
+    exit_adapters: str | None
     commit: str
     json: Path | None
     plot: Path | None

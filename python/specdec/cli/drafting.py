@@ -36,7 +36,7 @@ def check_useful(
     draft_exit: str | None,
     draft_int8: bool | None,
     tiers: str | None,
-    exit_adapters: Path | None,
+    exit_adapters: str | None,
 ) -> None:
     """Refuses options that would change nothing, so that nobody reads their effect out of the figures.
 
@@ -100,7 +100,7 @@ def skip_spec(
 
 
 def tiers_spec(
-    tiers: str | None, exit_adapters: Path | None, draft_tree: str | None, *, int8: bool | None = None
+    tiers: str | None, exit_adapters: str | None, draft_tree: str | None, *, int8: bool | None = None
 ) -> DrafterSpec:
     """The drafter of the method hispec, from `--tiers`, `--exit-adapters`, `--draft-tree` and `--draft-int8`,
     each None where it was not given.

@@ -109,7 +109,7 @@ Tiers = Annotated[
     ),
 ]
 ExitAdapters = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         help="For hispec: a directory of specdec train-exits, whose adapters the exits are read through, or "
         "none: they are read as they are. Default: the adapters that come with the model, if there are any.",

@@ -58,7 +58,7 @@ class Options:
     prompts: Path | None
     drafters: str | None
     skip: Path | None
-    exit_adapters: Path | None
+    exit_adapters: str | None
     dtype: str
 
 

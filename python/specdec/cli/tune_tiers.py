@@ -30,7 +30,7 @@ class Options:
     model: str
     text: Path | None
     dtype: str
-    exit_adapters: Path | None
+    exit_adapters: str | None
     draft_int8: bool
     seconds: float
     json: Path | None

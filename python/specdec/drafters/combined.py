@@ -229,6 +229,7 @@ class CombinedDrafter:
         together is not worth the other drafter's going level by level for all.
         """
         self._drawn = {r.slot for r in drawn}
+        self._rows.clear()  # such rounds tell nothing of what follows those of both
         asked = [r for r in drawn if min(r.max_nodes, r.max_depth) > 0]
         found = {}
         if asked:

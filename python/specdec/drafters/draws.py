@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -137,6 +138,22 @@ def _likeliest(
         tokens.append(found if vocabulary is None else vocabulary[found].tolist())
         probabilities.append(chances[: len(found)])
     return tokens, probabilities
+
+
+def probabilities_of(
+    logits: Tensor, tokens: Sequence[Sequence[int]], vocabulary: NDArray[np.integer] | None
+) -> list[list[float]]:
+    """Probabilities of some tokens of rows of `logits` [R, V'], with the bits of `ops.draft_tree`, so that
+    a draft ends in the same place whether it is made in one call or level by level.
+    """
+    best, most = ops.likeliest(logits, 1)
+    rows = logits.numpy()
+    found = []
+    for row, (column,), (chance,), wanted in zip(rows, best.tolist(), most.tolist(), tokens, strict=True):
+        places = wanted if vocabulary is None else vocabulary.searchsorted(wanted)
+        largest = float(row[column])
+        found.append([chance * math.exp(float(row[place]) - largest) for place in places])
+    return found
 
 
 def inverse_temperature(sampling: SamplingParams) -> float:

@@ -16,7 +16,7 @@ from specdec._checks import check_integer
 from specdec.cache import DecodingCache, Steps
 from specdec.drafters.base import DraftRequest
 from specdec.drafters.draft_exit import DraftExit, Threshold
-from specdec.drafters.draws import Children, Parent
+from specdec.drafters.draws import Children, Parent, probabilities_of
 from specdec.drafters.experience import experience_of
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.proposal import Proposal
@@ -199,7 +199,7 @@ class LayerSkipDrafter(ModelDrafter):
         children = super()._children(logits, asked)
         self._confidences = children.probabilities
         if raw is not None:
-            self._confidences = self._probabilities(raw, children.tokens)
+            self._confidences = probabilities_of(raw, children.tokens, self._vocabulary)
         if self._widen > 1:
             for i, parent in enumerate(parents):
                 first = self._confidences[i][:1]
@@ -214,14 +214,6 @@ class LayerSkipDrafter(ModelDrafter):
         if self.replacement and self._draws_for(request):
             return parent
         return parent._replace(children=min(self._widen, request.max_nodes - parent.node))
-
-    def _probabilities(self, logits: Tensor, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of tokens of each row of `logits` [R, V'] as the model gave them."""
-        probs = logits.softmax(-1)
-        if self._vocabulary is None:
-            return [row[list(found)].tolist() for row, found in zip(probs, tokens, strict=True)]
-        columns = [self._vocabulary.searchsorted(found) for found in tokens]
-        return [row[torch.from_numpy(at)].tolist() for row, at in zip(probs, columns, strict=True)]
 
     def _paying(self, trees: Sequence[GrowingTree], seconds: float) -> list[list[int]]:
         if self.exit is None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.ops._operator import argument_names
+from specdec.ops._operator import argument_names, named_tensors
 from specdec.ops.types import MIXER_TENSORS
 
 R = TypeVar("R")
@@ -25,10 +25,10 @@ def _fake(op: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     def register(function: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(function)
         def checked(first: Tensor, *others: Any) -> R:
-            for name, value in zip(names[1:], others, strict=False):  # defaults may be left out
-                if isinstance(value, Tensor) and value.device.type != first.device.type:
+            for name, tensor in named_tensors(names[1:], others):
+                if tensor.device.type != first.device.type:
                     raise ValueError(
-                        f"{name}: got a tensor on {value.device}, want {first.device} as the first argument"
+                        f"{name}: got a tensor on {tensor.device}, want {first.device} as the first argument"
                     )
             return function(first, *others)
 

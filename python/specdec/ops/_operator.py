@@ -7,7 +7,7 @@ whose arguments in the schema are `pending_k` and the like.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,10 +67,10 @@ def argument_error(error: RuntimeError, names: Sequence[str], arguments: Sequenc
     """The ValueError or TypeError for a failed check, without its place in the source; others unchanged."""
     text = str(error)
     if isinstance(error, NotImplementedError):  # torch found no kernel for the tensors
-        for name, value in zip(names, arguments, strict=False):  # defaults may be left out
-            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        for name, value in named_tensors(names, arguments):
+            if value.layout != torch.strided:
                 return ValueError(f"{name}: got a tensor of layout {value.layout}, want torch.strided")
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            if value.device.type != "cpu":
                 return ValueError(f"{name}: got a tensor on {value.device}, want cpu{_cuda_hint(value)}")
     if (found := _CHECK.match(text)) is not None:
         return ValueError(text[found.end() :])
@@ -78,6 +78,17 @@ def argument_error(error: RuntimeError, names: Sequence[str], arguments: Sequenc
         op, want, name, got = found.groups()
         return TypeError(f"{_public(op, name)}: got {got}, want {_WANTED.get(want, want)}")
     return error
+
+
+def named_tensors(names: Sequence[str], arguments: Sequence[object]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among the arguments of an operator, those in lists by their place: "states[1]"."""
+    for name, value in zip(names, arguments, strict=False):  # defaults may be left out
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, list):
+            for place, part in enumerate(value):
+                if isinstance(part, torch.Tensor):
+                    yield f"{name}[{place}]", part
 
 
 def _cuda_hint(value: torch.Tensor) -> str:
