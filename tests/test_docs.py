@@ -38,6 +38,12 @@ def test_the_example_of_models_md_writes_what_plain_decoding_writes() -> None:
     assert result.tokens == plain.tokens
 
 
+def test_the_example_of_cli_md_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "cli.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, "cli.md", "exec"), {})
+    assert capsys.readouterr().out.endswith(" True\n")  # both texts are plain decoding's
+
+
 @pytest.mark.parametrize(
     "page",
     [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))],

@@ -97,7 +97,7 @@ def write_plot(path: Path, machine: str, rows: Sequence[Row]) -> None:
     batches = list(dict.fromkeys(row["batch"] for row in rows))
     kinds = list(dict.fromkeys(str(row.get("kind", "all")) for row in rows))
     labels = list(dict.fromkeys(contender_label(row) for row in rows))
-    figure = Figure(figsize=(2 + 1.6 * len(kinds), 0.8 + 3.2 * len(batches)), layout="constrained")
+    figure = Figure(figsize=(max(2 + 1.6 * len(kinds), 8), 0.8 + 3.2 * len(batches)), layout="constrained")
     panels = figure.subplots(len(batches), 1, squeeze=False)[:, 0]
     width = 0.8 / len(labels)
     for axes, batch in zip(panels, batches, strict=True):
