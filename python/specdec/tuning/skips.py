@@ -257,6 +257,10 @@ class Outcome:
             "seconds": round(self.seconds, 1),
             "times": self.times.as_dict(),
             "policy": self.chosen.policy.as_dict(),
+            "contest": [
+                {"trial": t.number, "similarity": t is self.warm_start, "measured_speedup": speedup}
+                for t, speedup in self.contest
+            ],
             "advice": [a.as_dict() for a in self.advice],
         }
 
@@ -271,7 +275,6 @@ class Outcome:
             "chosen": self.chosen.number,
             "warm_start": self.warm_start.number,
             "sentence": self.sentence(target.name) if self.advice else None,
-            "contest": [{"trial": t.number, "measured_speedup": speedup} for t, speedup in self.contest],
             "trials": [t.as_dict() for t in self.trials],
         }
         write_json(path, report)
