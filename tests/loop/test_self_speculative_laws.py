@@ -46,6 +46,9 @@ def model() -> GatedDeltaNetForCausalLM:
 class Dropping(LayerSkipDrafter):
     """Drops the token that ended a draft, as it was not likely: what may not be done."""
 
+    def run_trees(self, *given):  # type: ignore[no-untyped-def]
+        return None  # level by level, where what ended a draft is known
+
     def _finished(self, tree, state, probs):  # type: ignore[no-untyped-def]
         proposal = super()._finished(tree, state, probs)
         return proposal.truncate(len(proposal.tree) - bool(tree._closed))

@@ -20,7 +20,7 @@ from specdec.models.skipping import SkipSet
 from specdec.tuning.choices import Choice, DraftViews
 from specdec.tuning.evaluation import Evaluation, Evaluator
 from specdec.tuning.pace import Policy, RoundTimes
-from specdec.tuning.skip_search import SkipSearch, Trial, _drop_torn_line, best_of, try_all
+from specdec.tuning.skip_search import SkipSearch, Trial, best_of, try_all
 from specdec.tuning.skips import finalists, proposed
 
 LAYERS = 6
@@ -299,9 +299,3 @@ def test_similarity_proposes_the_planted_set(evaluator: Evaluator) -> None:
     assert 0 < len(some) <= 16
     assert all(3 <= len(s.skipped) < 2 * LAYERS for s in some)
     assert torch.is_inference_mode_enabled() is False
-
-
-def test_a_journal_cut_off_in_its_first_line_can_be_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "skip.journal"
-    path.write_bytes(b'{"op_code": 0, "wor')
-    assert _drop_torn_line(path)

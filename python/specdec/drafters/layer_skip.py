@@ -46,6 +46,9 @@ class LayerSkipDrafter(ModelDrafter):
         replacement: whether siblings are drawn independently; False never repeats a sibling's token.
         draw: whether drafts of sampled requests are drawn at random; False proposes the likeliest tokens.
 
+    Attributes:
+        view: as given; it may be exchanged between rounds.
+
     Raises:
         ValueError: `branching` is no such list, or `widen` not up to this.
     """
@@ -82,7 +85,7 @@ class LayerSkipDrafter(ModelDrafter):
         told = [f"{view.num_parameters} weights", str(self.shape), str(exit), f"widen {widen}"]
         self.name = f"{self.name} ({', '.join(told)})"
         self.exit = exit
-        self._view = view
+        self.view = view
         self._widen = widen
         self._thresholds: dict[int, Threshold] = {}
         self._drafted: dict[int, tuple[int, int]] = {}  # by slot, until decided: longest path, most allowed
@@ -168,7 +171,7 @@ class LayerSkipDrafter(ModelDrafter):
         """One call for all levels, where the view can and no chain is widened."""
         if self._widen > 1:
             return None
-        view = self._view
+        view = self.view
         return view.grow(
             logits,
             requests,

@@ -324,10 +324,8 @@ def _drop_torn_line(path: Path) -> bool:
         entries = [json.loads(line) for line in lines]
     except ValueError as error:
         raise ValueError(f"{path}: not the journal of a search ({error})") from None
-    if (lines and not entries) or not all(
-        isinstance(entry, dict) and "op_code" in entry for entry in entries
-    ):
-        raise ValueError(f"{path}: not the journal of a search")
+    if not entries or not all(isinstance(entry, dict) and "op_code" in entry for entry in entries):
+        raise ValueError(f"{path}: not the journal of a search, or cut off in its first line")
     if torn:
         with path.open("r+b") as file:
             file.truncate(len(data) - len(torn))
