@@ -110,7 +110,7 @@ def tiers_spec(
     """
     return DrafterSpec.tiered(
         ADAPTIVE_TIERS if tiers is None else tiers,
-        adapters=None if exit_adapters is None else str(exit_adapters),
+        adapters=exit_adapters,
         int8=int8,
         tree=draft_tree,
     )

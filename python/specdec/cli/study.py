@@ -116,8 +116,7 @@ def _lab(study: Study, options: Options, prompts: list[Prompt], drafters: Sequen
             raise ValueError(f"--model: got {options.model}, want a Gated DeltaNet for this study")
         return Lab(model, tokenizer, prompts, drafters, quick=options.quick)
     if study is hispec.STUDY:
-        given = None if options.exit_adapters is None else str(options.exit_adapters)
-        lab = Lab(model, tokenizer, prompts, exit_adapters=given, quick=options.quick)
+        lab = Lab(model, tokenizer, prompts, exit_adapters=options.exit_adapters, quick=options.quick)
         try:
             lab.exits()
         except ValueError as error:

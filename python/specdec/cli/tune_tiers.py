@@ -49,7 +49,7 @@ def run(options: Options) -> int:
     check_writable("--json", options.json)
     try:
         model = load_model(options.model, dtype=getattr(torch, options.dtype))
-        adapters = exit_adapters(model, "" if options.exit_adapters is None else str(options.exit_adapters))
+        adapters = exit_adapters(model, options.exit_adapters or "")
         plans = tier_sweep.plans_of(model, adapters)
         prompts = cut_prompts(options.text, load_tokenizer(options.model), tier_sweep.PROMPTS)
     except ValueError as error:

@@ -229,7 +229,6 @@ class AdaptivePlanner:
     def _value(self, learned: _Learned, plan: Plan | None, rows: int) -> float:
         """Tokens a sequence in the time of a round of plain decoding."""
         arm, passed = self._arm(learned, plan), self._experience.passed
-        units = self._expected.units(plan, passed, rows)
-        units += learned.a_pass.value * self._expected.passes(plan, passed)
+        units = self._expected.time(plan, passed, rows, learned.a_pass.value)
         tokens = self._expected.tokens(plan, passed)
         return arm.tokens.value * tokens / (arm.units.value * units)

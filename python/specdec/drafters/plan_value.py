@@ -128,6 +128,10 @@ class PlanValue:
             return plan.length + 1.0
         return self._inner(plan, chance) * (plan.length + 2.0) + 2.0
 
+    def time(self, plan: Plan | None, chance: Chance, rows: int = 1, a_pass: float = PASS) -> float:
+        """Time of a round, in rounds of plain decoding, where every pass takes so much besides its layers."""
+        return self.units(plan, chance, rows) + a_pass * self.passes(plan, chance)
+
     def _came(self, plan: Plan, chance: Chance) -> float:
         """Tokens that come through a check."""
         return expected_tokens(chance(plan.exit, plan.middle), plan.length)

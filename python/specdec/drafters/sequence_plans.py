@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from specdec.drafters.plan import Plan
-from specdec.drafters.plan_value import MARGIN, PASS, Passed, PlanValue
+from specdec.drafters.plan_value import MARGIN, Passed, PlanValue
 from specdec.drafters.worth import Exploration
 
 EXPLORE_EVERY = 32  # rounds, then ever more rarely
@@ -46,10 +46,7 @@ class SequencePlans:
         """The plan of the next round, None for plain decoding. Call it once a round."""
         if self._left <= 0:
             value, passed = self._value, self._passed
-            self._values = {
-                p: value.tokens(p, passed) / (value.units(p, passed) + PASS * value.passes(p, passed))
-                for p in self._plans
-            }
+            self._values = {p: value.tokens(p, passed) / value.time(p, passed) for p in self._plans}
             self._values[None] = 1.0 + MARGIN
             self._best = max(self._values, key=self._values.__getitem__)
             self._left = HELD

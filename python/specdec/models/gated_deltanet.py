@@ -141,50 +141,27 @@ class GatedDeltaNetForCausalLM(Layered):
         last = last_rows(x, lengths)  # [B, D]
         return self.readout(last)
 
-    @torch.inference_mode()
-    def run_layers(
-        self,
-        x: Tensor,
-        layers: range,
-        *,
-        cache: DecodingCache,
-        slots: Tensor,
-        parents: Tensor | None = None,
-        lengths: Tensor | None = None,
-        pending: PendingRound | None = None,
-        prefix: Steps | None = None,
-        tap: FeatureTap | None = None,
-    ) -> tuple[Tensor, Round]:
-        """Runs nodes through some layers; see `LayeredLM.run_layers`."""
+    def _run(
+        self, x: Tensor, layers: range, call: Pass, made: list[LayerEntries], tap: FeatureTap | None
+    ) -> Tensor:
         if self._strategy == "solve":  # which verify_stack does not take
-            return super().run_layers(
-                x,
-                layers,
-                cache=cache,
-                slots=slots,
-                parents=parents,
-                lengths=lengths,
-                pending=pending,
-                prefix=prefix,
-                tap=tap,
-            )
-        made: list[LayerEntries] = [None] * len(self._layers)
-        nodes, hidden = x.shape[1], x
+            return super()._run(x, layers, call, made, tap)
+        cache, pending = call.cache, call.pending
         for part in self._parts(layers, pending):
             span = self._span(part)
             if span.stack is None:
                 continue
             waits = pending is not None and any(pending.round.layers[i] is not None for i in span.mixers)
             found = ops.verify_stack(
-                hidden,
+                x,
                 span.stack,
                 conv_states=[_window(cache, i) for i in span.mixers],
                 states=[cache.state[i] for i in span.mixers],
-                slots=slots,
-                parents=parents,
-                lengths=lengths,
+                slots=call.slots,
+                parents=call.parents,
+                lengths=call.lengths,
                 pending=_pending_of(pending, span.mixers) if waits and pending is not None else None,
-                prefix=_prefix_of(prefix, span.mixers),
+                prefix=_prefix_of(call.prefix, span.mixers),
                 scale=self._layers[0].scale,
                 strategy=self._strategy,
             )
@@ -197,8 +174,8 @@ class GatedDeltaNetForCausalLM(Layered):
                         if i in read:
                             tap.offer("readout", i, read[i])
                         tap.offer("hidden", i, after)
-            hidden = found.hidden[-1]
-        return hidden, Round(tuple(made), slots, parents, nodes)
+            x = found.hidden[-1]
+        return x
 
     def grow(
         self,

@@ -263,10 +263,20 @@ class Layered(ABC):
         tap: FeatureTap | None = None,
     ) -> tuple[Tensor, Round]:
         """Runs nodes through some layers; see `LayeredLM.run_layers`."""
-        nodes, skips = x.shape[1], self._skips
+        nodes = x.shape[1]
         rotation = self._rotation_at(cache, slots, nodes, parents, prefix)
         call = Pass(cache, slots, parents, lengths, pending, prefix, rotation)
         made: list[LayerEntries] = [None] * len(self._layers)
+        x = self._run(x, layers, call, made, tap)
+        return x, Round(tuple(made), slots, parents, nodes)
+
+    def _run(
+        self, x: Tensor, layers: range, call: Pass, made: list[LayerEntries], tap: FeatureTap | None
+    ) -> Tensor:
+        """Runs nodes through some layers, block by block: the residual stream after them, [B, N, D]. What is
+        to commit goes to these layers' places in `made`.
+        """
+        skips = self._skips
         for i in layers:
             mixer, mlp, read = i not in skips.mixers, i not in skips.mlps, None
             if mixer or mlp:
@@ -275,7 +285,7 @@ class Layered(ABC):
                 if read is not None:
                     tap.offer("readout", i, read)
                 tap.offer("hidden", i, x)
-        return x, Round(tuple(made), slots, parents, nodes)
+        return x
 
     def grow(
         self,

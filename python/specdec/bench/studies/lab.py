@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from specdec.loop import Loop
 from specdec.methods import DrafterSpec, MethodOptions, load_drafter_model
 from specdec.methods.hispec import exit_adapters, exits_of
 from specdec.models.base import CausalLM
+from specdec.models.exit_adapter import ExitAdapters
 from specdec.models.gated_deltanet import GatedDeltaNetForCausalLM
 from specdec.models.llama import LlamaForCausalLM
 from specdec.models.tokenizer import Tokenizer
@@ -94,9 +96,14 @@ class Lab:
         """Whether fewer prompts and tokens have to do, as the target is large."""
         return self.model.num_parameters > LARGE
 
+    @cached_property
+    def adapters(self) -> ExitAdapters:
+        """The adapters of `exit_adapters`, read once. Raises ValueError where they cannot be had."""
+        return exit_adapters(self.model, self.exit_adapters or "")
+
     def exits(self) -> tuple[int, ...]:
-        """The early exits that are measured. Raises ValueError where the adapters cannot be had."""
-        return exits_of(self.model, exit_adapters(self.model, self.exit_adapters or ""))
+        """The early exits that are measured. Raises ValueError like `adapters`."""
+        return exits_of(self.model, self.adapters)
 
     def units(self, batch: int, each: int) -> list[Unit]:
         """Batches of prompts of one kind, at most `each` of every kind (with --quick one)."""

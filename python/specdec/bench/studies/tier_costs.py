@@ -15,7 +15,6 @@ import torch
 from specdec.bench.studies.lab import Lab
 from specdec.bench.timing import interleaved
 from specdec.drafters.plan import Plan
-from specdec.methods.hispec import exit_adapters
 
 NODES = (1, 2, 3, 4, 6, 8, 11)  # that passes are timed with; between them a line
 
@@ -67,7 +66,7 @@ class PassCosts:
 def pass_costs(lab: Lab) -> PassCosts:
     """Times them, all in turn."""
     model = lab.model
-    adapters = exit_adapters(model, lab.exit_adapters or "")
+    adapters = lab.adapters
     exits, layers = lab.exits(), model.num_layers
     prompt = lab.units(1, 1)[0].prompts[0]
     cache, slots = model.new_cache(1), torch.tensor([0], dtype=torch.int32)
